@@ -1,0 +1,17 @@
+"""Draft trees: the data structure, the scorers that rank continuations, and the builders."""
+
+from .build import build_draft_tree, build_from_scorer, build_from_top, top_marginals
+from .draft_tree import DraftTree
+from .scoring import Expansion, MarginalScorer, Scorer, rank_children
+
+__all__ = [
+    "DraftTree",
+    "Expansion",
+    "MarginalScorer",
+    "Scorer",
+    "build_draft_tree",
+    "build_from_scorer",
+    "build_from_top",
+    "rank_children",
+    "top_marginals",
+]

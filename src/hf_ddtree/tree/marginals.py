@@ -1,0 +1,136 @@
+"""The level-wise builder's short way for marginals: find the cost of the last node, then write what costs no more."""
+
+from bisect import bisect_left, bisect_right
+
+import numpy as np
+import torch
+
+from .costs import EXACT_LIMIT
+from .draft_tree import DraftTree
+from .levels import Levels
+from .thresholds import threshold_by_heap, threshold_by_level
+
+# Measured: up to this budget plain Python finishes before array operations have paid for their calls.
+PYTHON_BUDGET = 96
+
+
+def build_from_marginals(costs: np.ndarray, token_ids: np.ndarray, budget: int, anchor: int) -> DraftTree | None:
+    """
+    The tree of [`build_with_heap`], node for node, from independent per-position distributions.
+
+    The tree is every path that costs less than its costliest node, plus as many paths of exactly that cost as the
+    budget has room for, first in preorder. So costs alone give the threshold, and ties are settled while writing.
+
+    Args:
+        costs (`np.ndarray` of shape `(depth, width)`): From [`costs_of`], at least one row and one column.
+        token_ids (`np.ndarray` of shape `(depth, width)`): The tokens they belong to.
+        budget (`int`): Number of nodes, at least 1, the root not counted.
+        anchor (`int`): Token of the root.
+
+    Returns:
+        [`DraftTree`], or `None` when its costliest node lies beyond 2**16 nats, where sums are no longer exact.
+    """
+    costs = costs[:budget, :budget]
+    # Below a level whose best token is impossible there is nothing.
+    possible = costs[:, 0] < np.inf
+    if not possible.all():
+        costs = costs[: int(possible.argmin())]
+    if len(costs) == 0:
+        return Levels(anchor).to_tree(budget)
+    if budget <= PYTHON_BUDGET:
+        rows = costs.tolist()
+        threshold, ties = threshold_by_heap(rows, budget)
+        if threshold <= EXACT_LIMIT:
+            return _in_preorder(rows, costs, token_ids, threshold, ties, anchor)
+    else:
+        threshold, ties = threshold_by_level(costs, budget)
+        if threshold <= EXACT_LIMIT:
+            return _by_level(costs, token_ids, threshold, ties, budget, anchor)
+    return None
+
+
+def _by_level(
+    costs: np.ndarray, token_ids: np.ndarray, threshold: float, ties: int, budget: int, anchor: int
+) -> DraftTree:
+    """Every path up to the threshold, level by level; the last step drops the ties that are too many."""
+    levels = Levels(anchor)
+    level = levels.costs[0]
+    for row, row_ids in zip(costs, token_ids, strict=False):
+        room = threshold - level
+        children = row.searchsorted(room, side="right")
+        starts = np.concatenate(([0], children.cumsum()))
+        if starts[-1] > budget:
+            children = _without_late_ties(children, row.searchsorted(room), ties)
+            starts = np.concatenate(([0], children.cumsum()))
+        if starts[-1] == 0:
+            break
+        parents = np.arange(len(level)).repeat(children)
+        ranks = np.arange(len(parents)) - starts[parents]
+        level = level[parents] + row[ranks]
+        levels.add(parents, starts, level, row_ids[ranks])
+    return levels.to_tree(budget)
+
+
+def _without_late_ties(children: np.ndarray, cheaper: np.ndarray, ties: int) -> np.ndarray:
+    """Keeps a level's first `ties` children at the threshold: a flat table could have billions of them."""
+    tied = children - cheaper
+    earlier = tied.cumsum() - tied
+    return cheaper + np.clip(ties - earlier, 0, tied)
+
+
+def _in_preorder(
+    rows: list[list[float]], costs: np.ndarray, token_ids: np.ndarray, threshold: float, ties: int, anchor: int
+) -> DraftTree:
+    """Every path below the threshold and the first `ties` at it, written depth first; `rows` lists `costs`."""
+    parents, depths, ranks, ends, bases = [-1], [0], [0], [0], [0.0]
+    next_firsts = [row[0] for row in rows[1:]] + [np.inf]
+
+    def write_below(parent: int, base: float, depth: int) -> None:
+        nonlocal ties
+        row = rows[depth]
+        room = threshold - base
+        inner = bisect_right(row, room - next_firsts[depth])
+        stop = bisect_right(row, room, inner)
+        depth += 1
+        for rank in range(inner):
+            cost = base + row[rank]
+            if cost == threshold:
+                if ties == 0:
+                    return
+                ties -= 1
+            node = len(parents)
+            parents.append(parent)
+            depths.append(depth)
+            ranks.append(rank)
+            bases.append(base)
+            ends.append(0)
+            write_below(node, cost, depth)
+            ends[node] = len(parents)
+        if stop == inner:
+            return
+        # The other children have none of their own, so they are written at once.
+        if row[stop - 1] == room:
+            cheaper = bisect_left(row, room, inner, stop)
+            stop = min(stop, cheaper + ties)
+            ties -= stop - cheaper
+        parents.extend([parent] * (stop - inner))
+        depths.extend([depth] * (stop - inner))
+        ranks.extend(range(inner, stop))
+        bases.extend([base] * (stop - inner))
+        ends.extend(range(len(ends) + 1, len(parents) + 1))
+
+    write_below(0, 0.0, 0)
+    ends[0] = len(ends)
+    nodes = np.array((parents, depths, ranks, ends))
+    place = (nodes[1] - 1, nodes[2])
+    tokens = token_ids[place]
+    tokens[0] = anchor
+    log_probs = 0.0 - (np.array(bases) + costs[place])
+    log_probs[0] = 0.0
+    return DraftTree(
+        token_ids=torch.from_numpy(tokens),
+        parents=torch.from_numpy(nodes[0]),
+        depths=torch.from_numpy(nodes[1]),
+        subtree_ends=torch.from_numpy(nodes[3]),
+        log_probs=torch.from_numpy(log_probs),
+    )

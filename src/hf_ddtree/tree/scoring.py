@@ -1,0 +1,152 @@
+"""Scorers: what a builder asks of a drafter's head, path-conditioned or not."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from .costs import costs_of
+
+
+class Expansion(NamedTuple):
+    """
+    The children a scorer offers for a batch of parents.
+
+    Args:
+        log_probs (`torch.Tensor` of shape `(parents, width)`):
+            log p(child | parent, depth) in nats, normalised per parent over the whole vocabulary, each row sorted from
+            the most probable down. `-inf` marks a child that must not be drafted.
+        token_ids (`torch.LongTensor` of shape `(parents, width)`):
+            The children's tokens, ties by the lower id ([`rank_children`] does this).
+        states (`torch.Tensor` of shape `(parents, ...)`, *optional*):
+            What the scorer wants back when it is asked about these parents' children: one row a parent, for instance a
+            recurrent state that has read the parent's token.
+    """
+
+    log_probs: torch.Tensor
+    token_ids: torch.Tensor
+    states: torch.Tensor | None
+
+
+class Scorer(Protocol):
+    """
+    Ranks the continuations of draft-tree nodes.
+
+    A Markov head needs only `tokens`; a recurrent head reads `tokens` into `node_state` and returns the new states;
+    independent per-position marginals ([`MarginalScorer`]) need neither.
+    """
+
+    @property
+    def depth(self) -> int:
+        """`int`: number of positions the drafter proposes, which bounds the tree's depth."""
+        ...
+
+    def expand(self, depth: int, tokens: torch.Tensor, node_state: torch.Tensor | None, width: int) -> Expansion:
+        """
+        Ranks the children of parents that share a depth.
+
+        Args:
+            depth (`int`): The parents' depth, 0 for the root; the children stand at draft position `depth + 1`.
+            tokens (`torch.LongTensor` of shape `(parents,)`): The parents' tokens; the anchor's for the root, or -1.
+            node_state (`torch.Tensor` of shape `(parents, ...)`, *optional*):
+                For each parent, the row of `states` that came with it; `None` for the root.
+            width (`int`): The builder uses at most this many children a parent; more are allowed and ignored.
+        """
+        ...
+
+
+class MarginalScorer:
+    """
+    The trivial scorer: a child's log-probability depends on its depth alone, as in DDTree (hf.co/papers/2604.12989).
+
+    Args:
+        log_probs (`np.ndarray` of shape `(depth, width)`): Natural log-probabilities, rows sorted descending.
+        token_ids (`np.ndarray` of shape `(depth, width)`): The tokens they belong to.
+
+    Raises:
+        `ValueError`: as [`costs_of`], or on shapes that differ or have no column.
+        `TypeError`: when `token_ids` are not integers.
+    """
+
+    def __init__(self, log_probs: np.ndarray, token_ids: np.ndarray) -> None:
+        if log_probs.shape != token_ids.shape or log_probs.ndim != 2 or log_probs.shape[1] == 0:
+            raise ValueError(
+                f"MarginalScorer got log_probs of shape {log_probs.shape} and token_ids of shape {token_ids.shape}: "
+                "both must be (depth, width) with width at least 1."
+            )
+        if token_ids.dtype.kind not in "iu":
+            raise TypeError(f"token_ids must be of an integer dtype, got {token_ids.dtype}.")
+        self.costs = costs_of(log_probs)
+        self.token_ids = token_ids.astype(np.int64, copy=False)
+
+    @property
+    def depth(self) -> int:
+        return self.costs.shape[0]
+
+    def expand(self, depth: int, tokens: torch.Tensor, node_state: torch.Tensor | None, width: int) -> Expansion:
+        shape = (len(tokens), min(width, self.costs.shape[1]))
+        log_probs = torch.from_numpy(-self.costs[depth, :width])
+        token_ids = torch.from_numpy(self.token_ids[depth, :width])
+        return Expansion(log_probs.expand(shape), token_ids.expand(shape), None)
+
+
+def expand_costs(
+    scorer: Scorer, depth: int, tokens: torch.Tensor, node_state: torch.Tensor | None, width: int
+) -> tuple[np.ndarray, np.ndarray, torch.Tensor | None]:
+    """
+    One call of a scorer, checked and brought to the host: costs and token ids of shape `(parents, width)`, and states.
+
+    Raises:
+        `ValueError`: as [`costs_of`], or when the scorer's shapes do not fit its parents.
+    """
+    log_probs, token_ids, states = scorer.expand(depth, tokens, node_state, width)
+    if log_probs.shape != token_ids.shape or log_probs.dim() != 2 or log_probs.shape[0] != len(tokens):
+        raise ValueError(
+            f"{type(scorer).__name__}.expand got {len(tokens)} parents and returned log_probs of shape "
+            f"{tuple(log_probs.shape)} with token_ids of shape {tuple(token_ids.shape)}: both must be "
+            f"({len(tokens)}, width)."
+        )
+    costs = costs_of(log_probs[:, :width].detach().double().cpu().numpy())
+    return costs, token_ids[:, :width].long().cpu().numpy(), states
+
+
+def rank_children(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The `width` highest scores of each row and their ids, in descending order, equal scores by the lower id.
+
+    `torch.topk` promises nothing about equal scores, neither which ones it returns nor in what order. So the ids at
+    the edge of the cut are chosen again: on the CPU in the rows that have a tie there, on accelerators in all rows by
+    a running count, so as not to wait for the device.
+
+    Args:
+        scores (`torch.Tensor` of shape `(rows, vocab)`): Logits or log-probabilities, any float dtype, any device.
+        width (`int`): Number of tokens to return, cut to the vocabulary.
+
+    Returns:
+        Two tensors of shape `(rows, min(width, vocab))` on the device of `scores`: the scores, and the ids (long).
+    """
+    vocab = scores.shape[-1]
+    width = min(width, vocab)
+    values, ids = scores.topk(min(width + 1, vocab), dim=-1)
+    if width < vocab:
+        edge, beyond = values[:, width - 1 : width], values[:, width:]
+        values, ids = values[:, :width], ids[:, :width]
+        if scores.device.type == "cpu":
+            for row in (edge == beyond).flatten().nonzero().flatten().tolist():
+                first = int((values[row] > edge[row]).sum())
+                ids[row, first:] = (scores[row] == edge[row]).nonzero().flatten()[: width - first]
+        else:
+            ids = torch.where(values == edge, _lowest_ids(scores, edge, values), ids)
+    ids, by_id = ids.sort(dim=-1)
+    values, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, by_value)
+
+
+def _lowest_ids(scores: torch.Tensor, edge: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Puts the lowest ids whose score equals `edge` in the slots after those of higher scores."""
+    rows, width = values.shape
+    tied = scores == edge
+    slot = (values > edge).sum(-1, keepdim=True) + tied.cumsum(-1) - 1
+    slot = torch.where(tied, slot, width).clamp_(max=width)
+    ids = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
+    return ids.new_zeros(rows, width + 1).scatter_(-1, slot, ids)[:, :width]

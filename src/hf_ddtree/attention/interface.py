@@ -1,0 +1,62 @@
+"""The attention function registered under `"ddtree"`: which route a layer takes."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_ddtree.attention.packed import packed_sdpa
+from hf_ddtree.attention.switch import original_implementation
+from hf_ddtree.compat import ALL_ATTENTION_FUNCTIONS
+from hf_ddtree.round import CURRENT_ROUND
+
+# Arguments of the attention function that scaled dot-product attention cannot honour.
+_EAGER_ONLY = ("softcap", "s_aux", "position_bias")
+
+
+def ddtree_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention of a tree's nodes over the prefix and their ancestors.
+
+    A model on `"sdpa"` takes the packed route; one on `"eager"`, or a layer with a softcap or sinks, takes the
+    model's own eager function with the tree's mask. Without a tree the call goes to the model's own implementation
+    unchanged.
+
+    Args:
+        query (`torch.Tensor` of shape `(batch, heads, nodes, head_dim)`): the nodes' queries.
+        key, value (`torch.Tensor` of shape `(batch, key_value_heads, prefix + nodes, head_dim)`): from the cache.
+        attention_mask (`torch.Tensor` of shape `(batch, 1, nodes, prefix + nodes)`): from [`ddtree_mask`].
+
+    Returns:
+        The output of shape `(batch, nodes, heads, head_dim)`, and the weights on the eager route.
+    """
+    implementation = original_implementation(module.config)
+    tree = CURRENT_ROUND.get()
+    eager = implementation == "eager"
+    if tree is not None:
+        eager = eager or any(kwargs.get(name) is not None for name in _EAGER_ONLY)
+        if not eager:
+            return packed_sdpa(query, key, value, attention_mask, scaling, tree), None
+    attend = _eager_function(module) if eager else ALL_ATTENTION_FUNCTIONS[implementation]
+    return attend(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def _eager_function(module: nn.Module) -> Any:
+    """The `eager_attention_forward` of the file that defines the layer, with its softcap, sinks and dtypes."""
+    for cls in type(module).__mro__:
+        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
+    raise ValueError(
+        f"{type(module).__name__} has no eager attention function to verify a draft tree with; "
+        'load the model with `attn_implementation="sdpa"`.'
+    )

@@ -1,0 +1,62 @@
+"""The drafter's cache: keys and values of the context only, the slots' own dropped after each pass."""
+
+import weakref
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DFlashCache
+
+from hf_ddtree.cache.ddtree_cache import adopt, begin, prune, rollback
+
+
+class DrafterContext:
+    """What a drafter has read of one sequence.
+
+    Args:
+        drafter (`PreTrainedModel`): the drafter; only a weak reference to it is kept.
+    """
+
+    def __init__(self, drafter: PreTrainedModel):
+        self._drafter = weakref.ref(drafter)
+        self.cache = DFlashCache(config=drafter.config)
+        adopt(self.cache)
+        #: Tokens of the sequence whose keys and values the drafter holds.
+        self.position = 0
+        self._unread: torch.Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence the drafter has read or been given to read."""
+        return self.position + (self._unread.shape[1] if self._unread is not None else 0)
+
+    def unread(self, taps: torch.Tensor) -> None:
+        """Adds taps, `(1, new, taps * hidden_size)`, for the next pass to read."""
+        self._unread = taps if self._unread is None else torch.cat([self._unread, taps], dim=1)
+
+    def read(self) -> torch.Tensor:
+        """The taps that the next pass brings."""
+        if self._unread is None:
+            raise RuntimeError("There is nothing to read: a drafter pass follows a forward of the target.")
+        return self._unread
+
+    def belongs_to(self, drafter: PreTrainedModel) -> bool:
+        return self._drafter() is drafter
+
+    def begin(self, new: int) -> None:
+        """Before a pass that brings `new` context tokens, followed by the block's slots."""
+        self.cache.set_previous_accepted_tokens(new)
+        begin(self.cache)
+
+    def commit(self, new: int) -> None:
+        """After the pass: keeps the context tokens."""
+        prune(self.cache, torch.arange(new))
+        self.position, self._unread = self.position + new, None
+
+    def rollback(self) -> None:
+        """After a failed pass: keeps nothing of it."""
+        rollback(self.cache)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DrafterContext | None":
+        # A weak reference cannot be copied; the copied cache's drafter reads its context anew.
+        return None

@@ -1,0 +1,100 @@
+"""Every private Transformers name and version difference that the package relies on.
+
+Nothing else in the package reads a version number or a private name of Transformers. A missing name is an
+`ImportError` here, at import, with both versions named, rather than a wrong answer later.
+"""
+
+from typing import Any
+
+import transformers
+from packaging.version import Version
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+
+OLDEST_TRANSFORMERS = "5.20.0"
+TRANSFORMERS_VERSION = Version(transformers.__version__)
+
+if Version(OLDEST_TRANSFORMERS) > TRANSFORMERS_VERSION:
+    raise ImportError(
+        f"hf_ddtree needs transformers >= {OLDEST_TRANSFORMERS}, but {transformers.__version__} is installed: "
+        "`pip install -U transformers`."
+    )
+
+try:
+    from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, _vmap_expansion_sdpa
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils.generic import ExplicitEnum
+
+    _prefill = GenerationMixin._prefill
+    _validate_generation_mode = GenerationMixin._validate_generation_mode
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"hf_ddtree does not know the internals of transformers {transformers.__version__} ({error}). It is tested "
+        f"with {OLDEST_TRANSFORMERS} and every later release up to its own: install one of those, or a newer "
+        "hf_ddtree."
+    ) from error
+
+#: What `forward` and its outputs call the cache: 5.24 renamed `past_key_values`.
+CACHE_NAME = "cache" if Version("5.24.0.dev0") <= TRANSFORMERS_VERSION else "past_key_values"
+
+#: The value of `config.model_type` of each drafter that follows Transformers' native DFlash signature.
+DFLASH_MODEL_TYPES = ("dflash", "muse_glimmer_assistant")
+
+__all__ = [
+    "ALL_ATTENTION_FUNCTIONS",
+    "ALL_MASK_ATTENTION_FUNCTIONS",
+    "CACHE_NAME",
+    "DFLASH_MODEL_TYPES",
+    "GENERATION_MODES_MAPPING",
+    "ExplicitEnum",
+    "GenerateDecoderOnlyOutput",
+    "decoder_layers",
+    "expand_mask_function",
+    "is_dflash_drafter",
+    "text_config",
+]
+
+
+def is_dflash_drafter(model: Any) -> bool:
+    """Whether `model` is a DFlash drafter, ours or a native one; reads the configuration, imports no model code."""
+    return getattr(getattr(model, "config", None), "model_type", None) in DFLASH_MODEL_TYPES
+
+
+def text_config(model: PreTrainedModel) -> Any:
+    """The configuration of the model's language part."""
+    return model.config.get_text_config(decoder=True)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of the language model's decoder layers, first to last.
+
+    Raises:
+        ValueError: if no module list of `config.num_hidden_layers` layers is found.
+    """
+    count = text_config(model).num_hidden_layers
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for root in (decoder, model):
+        for name, module in root.named_modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count and name.rpartition(".")[2] in _LAYER_LISTS:
+                return module
+    raise ValueError(
+        f"No list of {count} decoder layers was found in {type(model).__name__} (looked for modules named "
+        f"{', '.join(_LAYER_LISTS)}), so the drafter's taps have nothing to read."
+    )
+
+
+_LAYER_LISTS = ("layers", "h", "blocks")
+
+
+def expand_mask_function(mask_function: Any, use_vmap: bool, *indices: Any) -> Any:
+    """One of the library's mask functions at index vectors of batch, head, query and key: shape `(B, H, Q, K)`."""
+    if use_vmap:
+        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+        with TransformGetItemToIndex():
+            return _vmap_expansion_sdpa(mask_function)(*indices)
+    batch, head, query, key = indices
+    return mask_function(
+        batch[:, None, None, None], head[None, :, None, None], query[None, None, :, None], key[None, None, None, :]
+    )

@@ -1,0 +1,94 @@
+"""What a user sets: a `GenerationConfig` with a few fields for the tree."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig
+
+#: The value of `GenerationConfig.speculation_type` that asks for a draft tree; it survives saving as JSON.
+SPECULATION_TYPE = "ddtree"
+
+#: Nodes a round verifies when `budget` is not set. On a CPU a node costs time from the first one; an accelerator is
+#: memory bound up to hundreds of nodes (roofline in the docs).
+DEFAULT_BUDGET = {"cpu": 63, "accelerator": 511}
+
+MAX_BUDGET = 65_536
+
+
+class DDTreeConfig(GenerationConfig):
+    r"""
+    A [`~transformers.GenerationConfig`] that makes `generate` verify draft trees (DDTree, hf.co/papers/2604.12989).
+
+    Pass it as `generation_config` beside `assistant_model=<a DFlash drafter>`. Every other field keeps its meaning
+    and the output is what `generate` gives without a drafter.
+
+    Args:
+        budget (`int`, *optional*):
+            Nodes of the draft tree that a round verifies at most, the root not counted. `0` drafts nothing. Defaults
+            to `63` on a CPU and `511` on an accelerator.
+        max_branching (`int`, *optional*):
+            Children a node may have at most. `1` makes the tree a chain. Unlimited by default.
+        output_trees (`bool`, *optional*, defaults to `False`):
+            Whether the output's `speculation.trees` holds each round's tree and accepted path.
+        kwargs: fields of [`~transformers.GenerationConfig`].
+
+    Raises:
+        ValueError: for a value out of range; the message names the field, the value and the range.
+    """
+
+    def __init__(
+        self,
+        budget: int | None = None,
+        max_branching: int | None = None,
+        output_trees: bool = False,
+        **kwargs: Any,
+    ):
+        self.budget = budget
+        self.max_branching = max_branching
+        self.output_trees = output_trees
+        kwargs.setdefault("speculation_type", SPECULATION_TYPE)
+        super().__init__(**kwargs)
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """As the parent, and the tree's own fields."""
+        super().validate(*args, **kwargs)
+        if self.speculation_type != SPECULATION_TYPE:
+            raise ValueError(
+                f"A DDTreeConfig has `speculation_type={SPECULATION_TYPE!r}`, not {self.speculation_type!r}. For the "
+                "native chain pass a plain `GenerationConfig`."
+            )
+        TreeSettings.read(self)
+
+
+@dataclass(frozen=True)
+class TreeSettings:
+    """The tree's fields, read from a [`DDTreeConfig`] or from a plain config that was saved from one."""
+
+    budget: int | None
+    max_branching: int | None
+    output_trees: bool
+
+    @classmethod
+    def read(cls, config: GenerationConfig) -> "TreeSettings":
+        """Raises `ValueError` for a value out of range."""
+        budget = _integer(config, "budget", lowest=0)
+        max_branching = _integer(config, "max_branching", lowest=1)
+        output_trees = getattr(config, "output_trees", False)
+        if not isinstance(output_trees, bool):
+            raise ValueError(f"`output_trees` must be True or False, got {output_trees!r}.")
+        return cls(budget, max_branching, output_trees)
+
+    def budget_on(self, device_type: str) -> int:
+        """The budget, or the default of a device type (`"cpu"`, `"cuda"`, ...)."""
+        if self.budget is not None:
+            return self.budget
+        return DEFAULT_BUDGET["cpu" if device_type == "cpu" else "accelerator"]
+
+
+def _integer(config: GenerationConfig, name: str, lowest: int) -> int | None:
+    value = getattr(config, name, None)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= MAX_BUDGET:
+        raise ValueError(f"`{name}` must be a whole number from {lowest} to {MAX_BUDGET}, or None, got {value!r}.")
+    return value

@@ -1,0 +1,20 @@
+"""DFlash drafters: configuration, model, loading, and what they need of their target."""
+
+from typing import TYPE_CHECKING, Any
+
+from hf_ddtree.drafters.configuration import DFlashConfig
+from hf_ddtree.drafters.io import TargetIO
+
+if TYPE_CHECKING:
+    from hf_ddtree.drafters.modeling import DFlashModel
+
+__all__ = ["DFlashConfig", "DFlashModel", "TargetIO"]
+
+
+def __getattr__(name: str) -> Any:
+    # The model pulls in a modeling file of Transformers, which `import hf_ddtree` must not pay for.
+    if name == "DFlashModel":
+        from hf_ddtree.drafters.modeling import DFlashModel
+
+        return DFlashModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

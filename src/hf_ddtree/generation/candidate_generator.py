@@ -1,0 +1,143 @@
+"""From the target's taps to a draft tree: one drafter pass, its marginals, the best-first tree."""
+
+from typing import Any, ClassVar
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import CandidateGenerator
+
+from hf_ddtree.cache import DrafterContext
+from hf_ddtree.compat import CACHE_NAME
+from hf_ddtree.drafters import TargetIO
+from hf_ddtree.tree import DraftTree, build_from_top, top_marginals
+
+
+class DDTreeCandidateGenerator(CandidateGenerator):
+    r"""
+    Drafts with a DFlash drafter (hf.co/papers/2602.06036): trees for tree decoding, the chain for Transformers' own
+    loop.
+
+    Args:
+        assistant_model (`PreTrainedModel`): a [`DFlashModel`] or a native DFlash assistant.
+        target (`PreTrainedModel`): the model that will verify; its embedding and head are used.
+        generation_config (`GenerationConfig`): read for `max_length` and `do_sample`.
+        budget (`int`, *optional*, defaults to `63`): nodes of a tree at most, the root not counted.
+        max_branching (`int`, *optional*): children of a node at most.
+        context (`DrafterContext`, *optional*): what the drafter has read of this sequence already.
+    """
+
+    requires_model_outputs = True
+    model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}
+
+    def __init__(
+        self,
+        assistant_model: PreTrainedModel,
+        target: PreTrainedModel,
+        generation_config: GenerationConfig,
+        budget: int = 63,
+        max_branching: int | None = None,
+        context: DrafterContext | None = None,
+    ):
+        self.drafter, self.config = assistant_model, assistant_model.config
+        self.target_io = TargetIO(target, assistant_model)
+        self.context = context if context is not None else DrafterContext(assistant_model)
+        self.max_length, self.do_sample = generation_config.max_length, generation_config.do_sample
+        self.budget, self.max_branching = budget, max_branching
+        masks = torch.full((1, self.config.block_size - 1), self.config.mask_token_id)
+        self._mask_embeds = self.target_io.embed(masks)
+
+    def draft_logits(
+        self,
+        anchor: int,
+        taps: torch.Tensor,
+        position_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        """One drafter pass.
+
+        Args:
+            anchor (`int`): the last token, not in the target's cache yet.
+            taps (`torch.Tensor` of shape `(1, new, taps * hidden_size)`): of the tokens before it that are new.
+            position_ids (`torch.Tensor` of shape `(..., 1, length)`, *optional*): ending at the anchor's.
+            attention_mask (`torch.Tensor` of shape `(1, length)`, *optional*): ending at the anchor.
+            depth (`int`): draft positions wanted, at most `block_size - 1`.
+
+        Returns:
+            `torch.Tensor` of shape `(depth, vocab_size)`: fp32 logits of the positions after the anchor.
+        """
+        device, block, new = self.drafter.device, self.config.block_size, taps.shape[1]
+        anchor_embed = self.target_io.embed(torch.tensor([[anchor]]))
+        positions = self._positions(position_ids, new)
+        following = torch.arange(1, block, device=positions.device)
+        positions = torch.cat([positions, positions[:, -1:] + following], dim=-1)
+        mask = None
+        if attention_mask is not None:
+            covered = self.context.cache.get_seq_length() + new
+            mask = attention_mask[:, -covered - 1 :].to(device)
+            mask = torch.cat([mask, mask.new_ones((1, block - 1))], dim=-1)
+        self.context.begin(new)
+        try:
+            outputs = self.drafter(
+                noise_embeds=torch.cat([anchor_embed, self._mask_embeds], dim=1),
+                context_hidden_states=taps.to(device=device, dtype=self.drafter.dtype),
+                position_ids=positions.to(device),
+                attention_mask=mask,
+                **{CACHE_NAME: self.context.cache},
+            )
+        except BaseException:
+            self.context.rollback()
+            raise
+        self.context.commit(new)
+        return self.target_io.logits(outputs.last_hidden_state[:, 1 : depth + 1])[0]
+
+    def _positions(self, position_ids: torch.Tensor | None, new: int) -> torch.Tensor:
+        """`(1, new + 1)` positions of the new context and the anchor."""
+        if position_ids is None:
+            last = self.context.position + new
+            return torch.arange(last - new, last + 1)[None]
+        flat = position_ids.reshape(-1, position_ids.shape[-1])[:1]
+        if flat.shape[1] > new:
+            return flat[:, -new - 1 :]
+        return flat[:, -1:] + torch.arange(-new, 1, device=flat.device)
+
+    def marginals(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(depth, ranks)` log-probabilities and token ids, of no more ranks than the budget can use."""
+        ranks = min(self.budget, self.max_branching or self.budget, logits.shape[-1])
+        return top_marginals(logits, ranks)
+
+    def build(self, anchor: int, marginals: tuple[torch.Tensor, torch.Tensor]) -> DraftTree:
+        """The tree of `budget` nodes with the highest expected acceptance length under the marginals (Algorithm 1)."""
+        return build_from_top(*marginals, self.budget, max_branching=self.max_branching, anchor=anchor)
+
+    def get_candidates(
+        self,
+        input_ids: torch.Tensor,
+        model_kwargs: dict[str, Any] | None = None,
+        model_outputs: Any = None,
+        is_first_iteration: bool = False,
+        n_last_matches: int = 0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Transformers' contract for assisted decoding: the most probable chain, and its logits unless sampling.
+
+        Without logits the native loop accepts a token only if the target chose it, which keeps sampling exact.
+        """
+        depth = min(self.config.block_size - 1, self.max_length - input_ids.shape[1] - 1)
+        if is_first_iteration or depth <= 0:
+            return input_ids, None
+        if getattr(model_outputs, "hidden_states", None) is None:
+            raise ValueError("`model_outputs` must hold `hidden_states`: the drafter reads them.")
+        first = self.context.position == 0
+        new = input_ids.shape[1] - 1 if first else int(n_last_matches) + 1
+        states = [model_outputs.hidden_states[i + 1][:, :new] for i in self.config.target_layer_ids]
+        kwargs = model_kwargs or {}
+        logits = self.draft_logits(
+            int(input_ids[0, -1]),
+            torch.cat([state.to(states[0].device) for state in states], dim=-1),
+            kwargs.get("position_ids"),
+            kwargs.get("attention_mask"),
+            depth,
+        )
+        chain = logits.argmax(dim=-1).to(input_ids.device)[None]
+        return torch.cat([input_ids, chain], dim=-1), None if self.do_sample else logits[None].to(input_ids.device)

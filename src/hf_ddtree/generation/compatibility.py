@@ -1,0 +1,169 @@
+"""Everything that must hold before a token is drafted. Each check raises with both sides and the way out."""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_ddtree import attention, cache
+from hf_ddtree.compat import CACHE_NAME, decoder_layers, is_dflash_drafter, text_config
+from hf_ddtree.configuration import TreeSettings
+from hf_ddtree.generation import positions
+
+# A vocabulary is padded to a round number by at most this; a larger difference is another tokenizer.
+MAX_VOCABULARY_PADDING = 1024
+
+# Settings of other strategies, with the value that means "not used".
+_EXCLUSIVE: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
+    "num_beam_groups": (None, 1),
+    "penalty_alpha": (None, 0, 0.0),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "dola_layers": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+    "assistant_ensemble_weight": (None,),
+}
+
+
+def check_request(target: PreTrainedModel, generation_config: GenerationConfig, mode_kwargs: dict[str, Any]) -> None:
+    """What can be told before any input is prepared; runs where `generate` validates a generation mode.
+
+    Args:
+        target (`PreTrainedModel`): the model `generate` was called on.
+        generation_config (`GenerationConfig`): with every override applied.
+        mode_kwargs (`dict`): `assistant_model`, `streamer` and the like.
+
+    Raises:
+        ValueError: for a setting, model or pair that tree decoding does not serve.
+    """
+    drafter = mode_kwargs.get("assistant_model")
+    if drafter is None:
+        raise ValueError(
+            "The generation config asks for tree decoding (DDTreeConfig), but there is no drafter: pass "
+            "`assistant_model=DFlashModel.from_pretrained(...)`, or a plain `GenerationConfig` to generate "
+            "without one."
+        )
+    if not is_dflash_drafter(drafter):
+        raise ValueError(
+            f"Tree decoding drafts with a DFlash drafter, but `assistant_model` is a {type(drafter).__name__}: load "
+            "one with `DFlashModel.from_pretrained(...)`, or pass a plain `GenerationConfig` for ordinary assisted "
+            "decoding."
+        )
+    for name, unused in _EXCLUSIVE.items():
+        value = getattr(generation_config, name, None)
+        if value not in unused:
+            raise ValueError(
+                "Tree decoding verifies one greedy or sampled sequence, so it cannot be combined with "
+                f"`{name}={value!r}`. Leave `{name}` unset, or pass a plain `GenerationConfig`."
+            )
+    if mode_kwargs.get("synced_gpus"):
+        raise ValueError(
+            "Tree decoding cannot run under `synced_gpus` (FSDP or DeepSpeed ZeRO-3 over several processes) yet: "
+            "generate without `assistant_model` there."
+        )
+    if mode_kwargs.get("assistant_tokenizer") is not None:
+        raise ValueError("A DFlash drafter reads the target's own tokens: drop `assistant_tokenizer`.")
+    if generation_config.use_cache is False:
+        raise ValueError("Tree decoding keeps the verified prefix in a cache: drop `use_cache=False`.")
+    if generation_config.cache_implementation not in (None, "dynamic"):
+        raise ValueError(
+            "Tree decoding prunes a dynamic cache, but `cache_implementation` is "
+            f"{generation_config.cache_implementation!r}: leave it unset."
+        )
+    TreeSettings.read(generation_config)
+    check_target(target, generation_config)
+    check_pair(target, drafter)
+
+
+def check_target(target: PreTrainedModel, generation_config: GenerationConfig) -> None:
+    """Raises `ValueError` unless the target is a decoder whose positions and attention can be set for a tree."""
+    name = type(target).__name__
+    if target.config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder-decoder model; draft trees are verified by decoder-only models.")
+    parameters = inspect.signature(target.forward).parameters
+    if "position_ids" not in parameters:
+        raise ValueError(
+            f"{name} does not take `position_ids`: it derives positions from the cache's length, so the nodes of a "
+            "tree cannot be given their depth. Generate without `assistant_model`."
+        )
+    if getattr(target, "_is_stateful", False):
+        raise ValueError(
+            f"{name} keeps recurrent states that cannot be rolled back to an accepted path yet. Generate without "
+            "`assistant_model`."
+        )
+    positions.check(target)
+    attention.check(target)
+    if generation_config.output_attentions and attention.original_implementation(text_config(target)) != "eager":
+        raise ValueError(
+            '`output_attentions=True` needs the target on eager attention: load it with `attn_implementation="eager"`.'
+        )
+
+
+def check_pair(target: PreTrainedModel, drafter: PreTrainedModel) -> None:
+    """Raises `ValueError` unless the drafter was trained for a target of this shape."""
+    config, target_config = drafter.config, text_config(target)
+    embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+    if head is None:
+        raise ValueError(
+            f"{type(target).__name__} has no output embedding, which a DFlash drafter borrows for its logits."
+        )
+    names = f"drafter {_name(drafter)} and target {_name(target)}"
+    rows, width = embedding.weight.shape
+    layers = len(decoder_layers(target))
+    trained = getattr(config, "num_target_layers", None)
+    if trained is not None and trained != layers:
+        raise ValueError(
+            f"The {names} do not fit: the drafter was trained for {trained} target layers, the target has {layers}. "
+            "Use the drafter that was trained for this model."
+        )
+    if max(config.target_layer_ids) >= layers:
+        raise ValueError(
+            f"The {names} do not fit: the drafter taps layers {list(config.target_layer_ids)}, the target has "
+            f"{layers}."
+        )
+    tapped = getattr(config, "target_hidden_size", None) or config.hidden_size
+    for what, of_drafter, of_target in (
+        ("hidden size of the taps", tapped, target_config.hidden_size),
+        ("embedding width", config.hidden_size, width),
+        ("head width", config.hidden_size, head.weight.shape[1]),
+    ):
+        if of_drafter != of_target:
+            raise ValueError(
+                f"The {names} do not fit: {what} is {of_drafter} in the drafter, {of_target} in the target. Use the "
+                "drafter that was trained for this model."
+            )
+    if config.mask_token_id >= rows:
+        raise ValueError(
+            f"The {names} do not fit: the mask token {config.mask_token_id} lies outside the target's {rows} "
+            "embedding rows."
+        )
+    vocabulary = getattr(config, "vocab_size", None)
+    if vocabulary is not None and config.model_type == "dflash" and abs(vocabulary - rows) > MAX_VOCABULARY_PADDING:
+        raise ValueError(
+            f"The {names} do not fit: vocabularies of {vocabulary} and {rows} tokens are of different tokenizers."
+        )
+
+
+def check_inputs(
+    target: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """What can be told only from the prepared inputs, still before the first forward."""
+    embeds = model_kwargs.get("inputs_embeds")
+    batch = embeds.shape[0] if embeds is not None else input_ids.shape[0]
+    if batch != 1:
+        raise ValueError(
+            f"Tree decoding serves one sequence at a time, but the batch holds {batch}: call `generate` once a "
+            "prompt (a pipeline does with `batch_size=1`)."
+        )
+    cache.check(model_kwargs.get(CACHE_NAME))
+    embedded = embeds.shape[1] if embeds is not None and input_ids.shape[1] == 0 else 0
+    positions.check_length(target, generation_config.max_length + embedded)
+
+
+def _name(model: PreTrainedModel) -> str:
+    return repr(getattr(model.config, "_name_or_path", "") or type(model).__name__)

@@ -1,0 +1,210 @@
+"""The decoding loop: draft, build, verify, accept, commit, until a stopping criterion fires."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.utils import logging
+
+from hf_ddtree import cache as tree_cache
+from hf_ddtree.cache import DDTreeCache, DrafterContext
+from hf_ddtree.compat import CACHE_NAME, decoder_layers
+from hf_ddtree.configuration import TreeSettings
+from hf_ddtree.generation.acceptance import GreedyWalk, LazyWalk, Walk
+from hf_ddtree.generation.candidate_generator import DDTreeCandidateGenerator
+from hf_ddtree.generation.collection import OutputCollector
+from hf_ddtree.generation.compatibility import check_inputs
+from hf_ddtree.generation.output import (
+    STAGES,
+    DDTreeDecoderOnlyOutput,
+    SpeculationStats,
+    StageTimer,
+    VerifiedTree,
+    report,
+)
+from hf_ddtree.generation.verification import TreeVerifier
+from hf_ddtree.round import TapCollector
+from hf_ddtree.tree import DraftTree
+
+logger = logging.get_logger(__name__)
+
+
+def ddtree_decoding(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    assistant_model: Any = None,
+    assistant_tokenizer: Any = None,
+    tokenizer: Any = None,
+    **model_kwargs: Any,
+) -> DDTreeDecoderOnlyOutput | torch.Tensor:
+    r"""
+    Generates with draft trees (DDTree, hf.co/papers/2604.12989); `generate` calls it for a [`DDTreeConfig`].
+
+    The parameters are those of every decoding method of Transformers. The output is what `generate` gives without a
+    drafter: token for token when greedy (fp32), draw for draw with the same seed when sampling.
+
+    Returns:
+        `torch.LongTensor` of shape `(1, length)`, or a [`DDTreeDecoderOnlyOutput`] under
+        `return_dict_in_generate=True`.
+
+    Raises:
+        ValueError: before the first forward, for inputs that tree decoding does not serve.
+    """
+    check_inputs(model, input_ids, generation_config, model_kwargs)
+    with torch.no_grad():
+        session = _Session(
+            model, assistant_model, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
+        )
+        return session.run(input_ids)
+
+
+class _Session:
+    """One generate: the state that outlives a round."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        drafter: Any,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: Any,
+        model_kwargs: dict[str, Any],
+    ):
+        self.model, self.drafter, self.config, self.streamer = model, drafter, generation_config, streamer
+        self.model_kwargs = model_kwargs
+        self.cache = _own_cache(model_kwargs)
+        settings = TreeSettings.read(generation_config)
+        self.budget, self.max_branching = settings.budget_on(model.device.type), settings.max_branching
+        self.taps = TapCollector(decoder_layers(model), drafter.config.target_layer_ids)
+        self.verify = TreeVerifier(model, self.taps)
+        self.collector = OutputCollector(generation_config)
+        if GreedyWalk.serves(logits_processor, stopping_criteria, generation_config):
+            self.walk: GreedyWalk | LazyWalk = GreedyWalk(stopping_criteria, streamer)
+        else:
+            self.walk = LazyWalk(logits_processor, stopping_criteria, generation_config, streamer)
+        self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
+        self.timer = StageTimer(model.device)
+
+    def run(self, input_ids: torch.Tensor) -> DDTreeDecoderOnlyOutput | torch.Tensor:
+        try:
+            with self.taps.hooked():
+                walk = self._prefill(input_ids)
+                while not walk.finished:
+                    walk = self._round(walk.input_ids, walk.last_token)
+        finally:
+            seconds = self.timer.read()
+            self.stats.prefill_seconds = seconds.pop("prefill", 0.0)
+            self.stats.seconds = {stage: seconds.get(stage, 0.0) for stage in STAGES}
+            report(self.stats)
+        self.cache.drafter_context = self.candidates.context
+        if self.streamer is not None:
+            self.streamer.end()
+        if not self.config.return_dict_in_generate:
+            return walk.input_ids
+        return DDTreeDecoderOnlyOutput(
+            sequences=walk.input_ids,
+            scores=self.walk.scores,
+            logits=self.walk.logits,
+            attentions=self.collector.attentions,
+            hidden_states=self.collector.hidden_states,
+            speculation=self.stats,
+            **{CACHE_NAME: self.cache},
+        )
+
+    def _prefill(self, input_ids: torch.Tensor) -> Walk:
+        """Reads the prompt as `generate` would and emits the first token."""
+        seen = self.cache.get_seq_length()
+        context = _drafter_context(self.cache, self.drafter, seen)
+        with self.taps.collect(), tree_cache.restored_on_error(self.cache):
+            outputs = self.model._prefill(input_ids, self.config, self.model_kwargs)
+        tree_cache.adopt(self.cache)
+        self.candidates = DDTreeCandidateGenerator(
+            self.drafter, self.model, self.config, self.budget, self.max_branching, context
+        )
+        context.unread(self.taps.taps())
+        self.collector.prefill(outputs)
+        walk = self.walk(DraftTree.root_only(), outputs.logits[:, -1:], input_ids)
+        self._extend_kwargs(outputs, 1)
+        self.timer.lap("prefill")
+        return walk
+
+    def _round(self, input_ids: torch.Tensor, anchor: int) -> Walk:
+        tree = self._draft(anchor, input_ids.shape[1])
+        path: torch.Tensor | None = None
+        try:
+            tree_cache.begin(self.cache)
+            outputs = self.verify(tree, self.model_kwargs)
+            self.timer.lap("verify")
+            walk = self.walk(tree, outputs.logits, input_ids)
+            self.timer.lap("accept")
+            path = torch.tensor(walk.path)
+            tree_cache.prune(self.cache, path)
+        except BaseException:
+            if path is None:
+                tree_cache.rollback(self.cache)
+            else:
+                tree_cache.prune(self.cache, path)
+            raise
+        taps = self.taps.taps()
+        self.candidates.context.unread(taps[:, path.to(taps.device)])
+        self.collector.verified(outputs, walk.path, len(tree), self.cache)
+        self._extend_kwargs(outputs, len(walk.path))
+        self.stats.acceptance_lengths.append(len(walk.path))
+        self.stats.nodes_verified += len(tree) - 1
+        if self.stats.trees is not None:
+            self.stats.trees.append(VerifiedTree(tree, walk.path))
+        self.timer.lap("commit")
+        return walk
+
+    def _draft(self, anchor: int, length: int) -> DraftTree:
+        """The round's tree, no deeper than the tokens that may still be emitted."""
+        room = self.config.max_length - length
+        depth = min(self.drafter.config.block_size, room) - 1
+        if depth < 1 or self.budget == 0:
+            return DraftTree.root_only(anchor)
+        candidates = self.candidates
+        logits = candidates.draft_logits(
+            anchor,
+            candidates.context.read(),
+            self.model_kwargs.get("position_ids"),
+            self.model_kwargs.get("attention_mask"),
+            depth,
+        )
+        marginals = candidates.marginals(logits)
+        self.timer.lap("draft")
+        tree = candidates.build(anchor, marginals)
+        self.timer.lap("build")
+        return tree
+
+    def _extend_kwargs(self, outputs: Any, new: int) -> None:
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs, is_encoder_decoder=False, num_new_tokens=new
+        )
+
+
+def _own_cache(model_kwargs: dict[str, Any]) -> Any:
+    """The cache to generate with: the user's own object, or a [`DDTreeCache`] in place of the one `generate` made."""
+    cache = model_kwargs[CACHE_NAME]
+    if not getattr(cache, "_is_user_defined", False):
+        cache = DDTreeCache.over(cache)
+        model_kwargs[CACHE_NAME] = cache
+    return cache
+
+
+def _drafter_context(cache: Any, drafter: Any, seen: int) -> DrafterContext:
+    """What the drafter has read of the cached prefix: all of it, or, from a foreign cache, nothing."""
+    context = getattr(cache, "drafter_context", None)
+    if context is not None and context.belongs_to(drafter) and context.length == seen:
+        return context
+    if seen:
+        logger.warning_once(
+            f"The cache passed to `generate` holds {seen} tokens that this drafter has not read, so it drafts with "
+            "less context at first. Pass the `DDTreeCache` that tree decoding returns to continue a sequence."
+        )
+    return DrafterContext(drafter)

@@ -1,0 +1,62 @@
+"""One target forward over a flattened draft tree."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationMixin, PreTrainedModel
+
+from hf_ddtree.attention import AttentionSwitch
+from hf_ddtree.round import TapCollector, TreeRound
+from hf_ddtree.tree import DraftTree
+
+# Arguments that only the prefill may see, or that this forward sets itself.
+_DROPPED = ("logits_to_keep", "inputs_embeds", "attention_mask", "position_ids")
+_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
+class TreeVerifier:
+    """Runs the target on trees: depth positions, ancestor-only attention, taps collected.
+
+    Args:
+        target (`PreTrainedModel`): the model that verifies.
+        taps (`TapCollector`): hooked on the target.
+    """
+
+    def __init__(self, target: PreTrainedModel, taps: TapCollector):
+        self.target, self.taps = target, taps
+        self.switch = AttentionSwitch(target)
+
+    def __call__(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> Any:
+        """The target's outputs with one row a node.
+
+        Args:
+            tree (`DraftTree`): with the anchor as its root.
+            model_kwargs (`dict`): `generate`'s, after the anchor was appended: `position_ids` end at the anchor,
+                `attention_mask`, where there is one, covers the prefix and the anchor.
+        """
+        inputs = self._inputs(tree, model_kwargs)
+        with self.taps.collect():
+            if len(tree) == 1:
+                # The anchor alone needs no tree: this is the forward of plain decoding.
+                return self.target(**inputs, return_dict=True)
+            device = inputs["input_ids"].device
+            tree_round = TreeRound(tree.depths.to(device), tree.subtree_ends.to(device))
+            with self.switch.tree(tree_round):
+                return self.target(**inputs, return_dict=True)
+
+    def _inputs(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+        kwargs = {key: value for key, value in model_kwargs.items() if key not in _DROPPED}
+        nodes = len(tree)
+        for key in _TOKEN_TYPES:
+            if kwargs.get(key) is not None:
+                kwargs[key] = kwargs[key][..., -1:].repeat_interleave(nodes, dim=-1)
+        position_ids = model_kwargs["position_ids"]
+        kwargs["position_ids"] = position_ids[..., -1:] + tree.depths.to(position_ids.device)
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None:
+            kwargs["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)
+        input_ids = tree.token_ids[None].to(position_ids.device)
+        # The models' own overrides look at prompts (images, lengths); the nodes of a tree are none.
+        return GenerationMixin.prepare_inputs_for_generation(
+            self.target, input_ids, is_first_iteration=False, **kwargs
+        )

@@ -1,0 +1,111 @@
+"""What one round shares across rooms: the tree being verified, and the collector of tapped hidden states.
+
+Both travel in context variables, so that two threads generating with one model never see each other's round.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class TreeRound:
+    """The tree whose forward is running, as tensors on the target's device.
+
+    Args:
+        depths (`torch.LongTensor` of shape `(nodes,)`): depth of each node, the root's is 0.
+        subtree_ends (`torch.LongTensor` of shape `(nodes,)`): one past the last node of each node's subtree.
+    """
+
+    def __init__(self, depths: torch.Tensor, subtree_ends: torch.Tensor):
+        self.depths = depths
+        self.subtree_ends = subtree_ends
+        self._packed: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @cached_property
+    def visible(self) -> torch.Tensor:
+        """`(nodes, nodes)` booleans: whether the row's node descends from the column's, or is it.
+
+        In DFS preorder a subtree is an interval, so that is `column <= row < subtree_ends[column]`.
+        """
+        nodes = torch.arange(len(self.depths), device=self.depths.device)
+        return (nodes[None] <= nodes[:, None]) & (nodes[:, None] < self.subtree_ends[None])
+
+    def packed_mask(self, mask: torch.Tensor, groups: int) -> torch.Tensor:
+        """`mask` repeated for each query head of a key-value group, made once a round for each layer type."""
+        key = (id(mask), groups)
+        if key not in self._packed:
+            self._packed[key] = mask, mask.repeat(1, 1, groups, 1)
+        return self._packed[key][1]
+
+
+CURRENT_ROUND: ContextVar[TreeRound | None] = ContextVar("ddtree_round", default=None)
+
+
+class TapCollector:
+    """Gathers the outputs of the tapped decoder layers while [`TapCollector.collect`] is open, and at no other time.
+
+    Args:
+        layers (`nn.ModuleList`): the target's decoder layers.
+        layer_ids (`Sequence[int]`): the tapped ones, in the drafter's order.
+    """
+
+    def __init__(self, layers: nn.ModuleList, layer_ids: Sequence[int]):
+        self.layers, self.layer_ids = layers, list(layer_ids)
+        self._states: dict[int, list[torch.Tensor]] = {}
+        self._handles: list[Any] = []
+
+    @contextmanager
+    def hooked(self) -> Iterator["TapCollector"]:
+        """Keeps the hooks in place, and takes them out whatever happens."""
+        try:
+            for layer_id in self.layer_ids:
+                self._handles.append(self.layers[layer_id].register_forward_hook(self._hook(layer_id)))
+            yield self
+        finally:
+            while self._handles:
+                self._handles.pop().remove()
+
+    def _hook(self, layer_id: int) -> Any:
+        def write(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            # Another generate on the same model, or guidance's own forward, runs this hook too.
+            if _COLLECTING.get() is self:
+                state = output[0] if isinstance(output, tuple) else output
+                self._states.setdefault(layer_id, []).append(state)
+
+        return write
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Collects from the forwards inside; those of a chunked prefill follow one another."""
+        self._states.clear()
+        token = _COLLECTING.set(self)
+        try:
+            yield
+        finally:
+            _COLLECTING.reset(token)
+
+    def taps(self) -> torch.Tensor:
+        """The collected states, taps side by side, of shape `(batch, tokens, taps * hidden_size)`.
+
+        Raises:
+            RuntimeError: if the forward ran without its layers' hooks, as a compiled one may.
+        """
+        if missing := [layer_id for layer_id in self.layer_ids if layer_id not in self._states]:
+            raise RuntimeError(
+                f"The target's forward did not call the hooks of layers {missing}, which the drafter reads; a compiled "
+                "forward skips them: generate with the uncompiled model."
+            )
+        chunks = [
+            torch.cat(self._states[i], dim=1) if len(self._states[i]) > 1 else self._states[i][0]
+            for i in self.layer_ids
+        ]
+        device = chunks[0].device
+        return torch.cat([chunk.to(device) for chunk in chunks], dim=-1)
+
+
+_COLLECTING: ContextVar[TapCollector | None] = ContextVar("ddtree_taps", default=None)

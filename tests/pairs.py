@@ -1,0 +1,141 @@
+"""Tiny random pairs of target and drafter, one for each attention family, and running them side by side."""
+
+from typing import Any
+
+import torch
+import transformers as T
+from transformers import GenerationConfig
+
+from hf_ddtree import DDTreeConfig, DFlashConfig, DFlashModel
+
+VOCABULARY = 16
+LAYERS = 4
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+_SHAPE: dict[str, Any] = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+)
+_MIXED: dict[str, Any] = dict(sliding_window=6, layer_types=[SLIDING, FULL] * 2)
+
+FAMILIES: dict[str, Any] = {
+    "llama": lambda: T.LlamaForCausalLM(T.LlamaConfig(**_SHAPE)),
+    "mistral": lambda: T.MistralForCausalLM(T.MistralConfig(**_SHAPE, sliding_window=7)),
+    "qwen3": lambda: T.Qwen3ForCausalLM(T.Qwen3Config(**_SHAPE)),
+    "qwen3_sliding": lambda: T.Qwen3ForCausalLM(T.Qwen3Config(**_SHAPE, use_sliding_window=True, **_MIXED)),
+    "qwen3_moe": lambda: T.Qwen3MoeForCausalLM(
+        T.Qwen3MoeConfig(**_SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+    ),
+    "gemma2": lambda: T.Gemma2ForCausalLM(
+        T.Gemma2Config(**_SHAPE, **_MIXED, attn_logit_softcapping=5.0, final_logit_softcapping=8.0)
+    ),
+    "gemma3": lambda: T.Gemma3ForCausalLM(T.Gemma3TextConfig(**_SHAPE, **_MIXED)),
+    "gpt_oss": lambda: T.GptOssForCausalLM(
+        T.GptOssConfig(**_SHAPE, **_MIXED, num_local_experts=4, num_experts_per_tok=2)
+    ),
+}
+
+# Families with a test of their own.
+_FURTHER: dict[str, Any] = {
+    "longrope": lambda: T.Phi3ForCausalLM(
+        T.Phi3Config(
+            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+            original_max_position_embeddings=24,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "long_factor": [1.5, 2.0, 3.0, 4.0],
+                "short_factor": [1.0, 1.0, 1.1, 1.2],
+                "original_max_position_embeddings": 24,
+                "factor": 4.0,
+            },
+        )
+    ),
+}
+
+
+def make_target(family: str = "qwen3", seed: int = 0, implementation: str | None = None) -> Any:
+    """A random target whose next token depends on its context: flat weights would repeat one token."""
+    torch.manual_seed(seed)
+    model = {**FAMILIES, **_FURTHER}[family]().eval()
+    if implementation is not None:
+        model.set_attn_implementation(implementation)
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(0, 0.25, generator=generator)
+    model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=None)
+    return model
+
+
+def make_drafter(target: Any, seed: int = 1, **overrides: Any) -> DFlashModel:
+    """A random drafter of the right shape; with 16 tokens and 40 nodes it is accepted often enough."""
+    torch.manual_seed(seed)
+    fields: dict[str, Any] = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        block_size=6,
+        mask_token_id=2,
+        target_layer_ids=[0, 2, 3],
+        num_target_layers=LAYERS,
+        pad_token_id=0,
+        bos_token_id=1,
+    )
+    drafter = DFlashModel(DFlashConfig(**{**fields, **overrides})).eval()
+    # An untrained drafter is sure of the wrong tokens; flatter marginals make broad trees, which are accepted.
+    drafter.norm.weight.data.fill_(0.4)
+    return drafter
+
+
+def prompt(length: int = 11, seed: int = 3) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def plain(target: Any, ids: torch.Tensor, seed: int = 5, **kwargs: Any) -> Any:
+    """`generate` without a drafter."""
+    torch.manual_seed(seed)
+    return target.generate(ids, **_split(GenerationConfig, kwargs))
+
+
+def tree(target: Any, drafter: Any, ids: torch.Tensor, seed: int = 5, budget: int = 40, **kwargs: Any) -> Any:
+    """The same call with a drafter and a tree."""
+    torch.manual_seed(seed)
+    arguments = _split(DDTreeConfig, {"budget": budget, **kwargs})
+    return target.generate(ids, assistant_model=drafter, **arguments)
+
+
+_CALL_ARGUMENTS = (
+    "attention_mask",
+    "inputs_embeds",
+    "streamer",
+    "logits_processor",
+    "stopping_criteria",
+    "tokenizer",
+    "past_key_values",
+    "cache",
+    "prefix_allowed_tokens_fn",
+    "negative_prompt_ids",
+)
+
+
+def _split(config_class: type[GenerationConfig], kwargs: dict[str, Any]) -> dict[str, Any]:
+    call = {key: kwargs.pop(key) for key in list(kwargs) if key in _CALL_ARGUMENTS}
+    # Processors and criteria may keep state, so each call makes its own.
+    for name in ("logits_processor", "stopping_criteria"):
+        if name in call:
+            call[name] = call[name]()
+    return {"generation_config": config_class(**kwargs), **call}

@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 from packaging.version import Version
 from torch import nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel, cache_utils
 
 OLDEST_TRANSFORMERS = "5.20.0"
 TRANSFORMERS_VERSION = Version(transformers.__version__)
@@ -38,6 +38,11 @@ except (ImportError, AttributeError) as error:
 #: What `forward` and its outputs call the cache: 5.24 renamed `past_key_values`.
 CACHE_NAME = "cache" if Version("5.24.0.dev0") <= TRANSFORMERS_VERSION else "past_key_values"
 
+#: Cache layers that hold nothing, which 5.20 does not have.
+EMPTY_CACHE_LAYERS: tuple[type, ...] = tuple(
+    getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)
+)
+
 #: The value of `config.model_type` of each drafter that follows Transformers' native DFlash signature.
 DFLASH_MODEL_TYPES = ("dflash", "muse_glimmer_assistant")
 
@@ -46,6 +51,7 @@ __all__ = [
     "ALL_MASK_ATTENTION_FUNCTIONS",
     "CACHE_NAME",
     "DFLASH_MODEL_TYPES",
+    "EMPTY_CACHE_LAYERS",
     "GENERATION_MODES_MAPPING",
     "ExplicitEnum",
     "GenerateDecoderOnlyOutput",

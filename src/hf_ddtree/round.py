@@ -97,8 +97,8 @@ class TapCollector:
         """
         if missing := [layer_id for layer_id in self.layer_ids if layer_id not in self._states]:
             raise RuntimeError(
-                f"The target's forward did not call the hooks of layers {missing}, which the drafter reads; a compiled "
-                "forward skips them: generate with the uncompiled model."
+                f"The target's forward did not call the hooks of layers {missing}, which the drafter reads; a "
+                "compiled forward skips them: generate with the uncompiled model."
             )
         chunks = [
             torch.cat(self._states[i], dim=1) if len(self._states[i]) > 1 else self._states[i][0]

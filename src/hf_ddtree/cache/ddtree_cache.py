@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
+from hf_ddtree.compat import EMPTY_CACHE_LAYERS
 
 _ADOPTED: dict[type, Any] = {DynamicLayer: GrowingLayer.adopt, DynamicSlidingWindowLayer: GrowingSlidingLayer.adopt}
-_KEPT = (GrowingLayer, GrowingSlidingLayer, DummyLayer)
+_KEPT = (GrowingLayer, GrowingSlidingLayer, *EMPTY_CACHE_LAYERS)
 
 
 class DDTreeCache(DynamicCache):

@@ -1,0 +1,21 @@
+"""The `hf-ddtree` command: what it takes and prints. How trees are decoded is the business of the rooms below."""
+
+import typer
+
+from hf_ddtree.cli.demo import demo
+from hf_ddtree.cli.generate import generate
+
+app = typer.Typer(
+    name="hf-ddtree",
+    help="Draft-tree speculative decoding for Hugging Face Transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command()(generate)
+
+
+def main() -> None:
+    """Entry point of the console script and of `python -m hf_ddtree`."""
+    app(prog_name="hf-ddtree")

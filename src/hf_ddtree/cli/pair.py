@@ -1,0 +1,105 @@
+"""Loading a target, its tokenizer and its drafter; the pair that is shipped in the package."""
+
+import importlib.resources
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from hf_ddtree import DFlashModel
+
+
+@dataclass
+class Pair:
+    """A target and the drafter that was trained for it."""
+
+    target: PreTrainedModel
+    drafter: PreTrainedModel
+    tokenizer: Any
+
+    @classmethod
+    def load(
+        cls,
+        target: str,
+        drafter: str,
+        *,
+        dtype: str | None = None,
+        device: str | None = None,
+        gguf_file: str | None = None,
+    ) -> "Pair":
+        r"""
+        Args:
+            target, drafter (`str`): folders, or repositories of the Hub.
+            dtype (`str`, *optional*):
+                `"float32"`, `"bfloat16"`, `"float16"` or `"auto"`, the checkpoint's. Defaults to `"float32"` on a CPU
+                and `"auto"` elsewhere.
+            device (`str`, *optional*): defaults to the accelerator, or to the CPU where there is none.
+            gguf_file (`str`, *optional*): file in `target` to read weights and tokenizer from.
+
+        Raises:
+            ValueError, OSError: if either cannot be read; the message names it.
+        """
+        device = device or default_device()
+        dtype = dtype or ("float32" if torch.device(device).type == "cpu" else "auto")
+        extra = {"gguf_file": gguf_file} if gguf_file else {}
+        tokenizer = AutoTokenizer.from_pretrained(target, **extra)
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, **extra).to(device).eval()
+        return cls(model, DFlashModel.from_pretrained(drafter, dtype=dtype).to(device).eval(), tokenizer)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return str(self.tokenizer.decode(token_ids))
+
+
+def default_device() -> str:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator.type if accelerator is not None else "cpu"
+
+
+@dataclass
+class Prompt:
+    """A prompt and the file it was cut from."""
+
+    text: str
+    file: str = "prompt"
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Reads JSON lines of `{"file": ..., "prompt": ...}`.
+
+    Raises:
+        ValueError: for a line of another form; the message gives its number.
+    """
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            prompts.append(Prompt(row["prompt"], row.get("file", f"prompt {number}")))
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f'{path}, line {number}: expected {{"file": ..., "prompt": ...}}, got {line[:60]!r}.'
+            ) from error
+    if not prompts:
+        raise ValueError(f"{path} holds no prompts.")
+    return prompts
+
+
+@contextmanager
+def shipped_pair() -> Iterator[Path]:
+    """The folder with `target/`, `drafter/` and `prompts.jsonl` that the wheel brings.
+
+    Raises:
+        FileNotFoundError: if this installation lacks it.
+    """
+    with importlib.resources.as_file(importlib.resources.files("hf_ddtree") / "demo_pair") as folder:
+        for part in ("target/config.json", "drafter/config.json", "prompts.jsonl"):
+            if not (folder / part).is_file():
+                raise FileNotFoundError(
+                    f"This installation of hf_ddtree lacks its demo pair: {folder / part} is missing. Reinstall the "
+                    "wheel, or name a pair of your own with --model, --drafter and --prompt."
+                )
+        yield folder

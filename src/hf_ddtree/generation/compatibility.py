@@ -45,8 +45,8 @@ def check_request(target: PreTrainedModel, generation_config: GenerationConfig, 
     if drafter is None:
         raise ValueError(
             "The generation config asks for tree decoding (DDTreeConfig), but there is no drafter: pass "
-            "`assistant_model=DFlashModel.from_pretrained(...)`, or a plain `GenerationConfig` to generate "
-            "without one."
+            "`assistant_model=DFlashModel.from_pretrained(...)`. To generate without one, put a plain "
+            "`GenerationConfig` in its place, also in `model.generation_config` if the setting came from there."
         )
     if not is_dflash_drafter(drafter):
         raise ValueError(

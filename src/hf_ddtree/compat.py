@@ -26,8 +26,8 @@ try:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils.generic import ExplicitEnum
 
-    _prefill = GenerationMixin._prefill
-    _validate_generation_mode = GenerationMixin._validate_generation_mode
+    for _name in ("_prefill", "_validate_generation_mode", "_update_model_kwargs_for_generation"):
+        getattr(GenerationMixin, _name)
 except (ImportError, AttributeError) as error:
     raise ImportError(
         f"hf_ddtree does not know the internals of transformers {transformers.__version__} ({error}). It is tested "
@@ -55,9 +55,17 @@ __all__ = [
     "GENERATION_MODES_MAPPING",
     "ExplicitEnum",
     "GenerateDecoderOnlyOutput",
+    "attention_implementation",
     "decoder_layers",
     "expand_mask_function",
+    "extend_model_kwargs",
     "is_dflash_drafter",
+    "is_stateful",
+    "is_user_defined",
+    "model_name",
+    "prefill",
+    "set_attention_implementation",
+    "supported_modes",
     "text_config",
 ]
 
@@ -65,6 +73,50 @@ __all__ = [
 def is_dflash_drafter(model: Any) -> bool:
     """Whether `model` is a DFlash drafter, ours or a native one; reads the configuration, imports no model code."""
     return getattr(getattr(model, "config", None), "model_type", None) in DFLASH_MODEL_TYPES
+
+
+def prefill(model: PreTrainedModel, input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any]) -> Any:
+    """`generate`'s own reading of the prompt, chunked or not, from an empty cache or one that holds a part of it."""
+    return model._prefill(input_ids, generation_config, model_kwargs)
+
+
+def extend_model_kwargs(
+    model: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any], new: int
+) -> dict[str, Any]:
+    """`model_kwargs` after `new` tokens: positions, masks and token types as long as the sequence."""
+    return model._update_model_kwargs_for_generation(
+        outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=new
+    )
+
+
+def is_user_defined(cache: Any) -> bool:
+    """Whether the cache was passed to `generate`, not made by it."""
+    return getattr(cache, "_is_user_defined", False)
+
+
+def is_stateful(model: PreTrainedModel) -> bool:
+    """Whether the model says that its state cannot be rolled back."""
+    return getattr(model, "_is_stateful", False)
+
+
+def supported_modes(model: PreTrainedModel) -> Any:
+    """The generation modes a model restricts itself to, or `None`."""
+    return getattr(model, "_supported_generation_modes", None)
+
+
+def model_name(model: PreTrainedModel) -> str:
+    """The repository or folder a model came from, or its class."""
+    return repr(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+
+
+def attention_implementation(config: Any) -> str:
+    """The attention implementation that modules with this configuration look up."""
+    return config._attn_implementation
+
+
+def set_attention_implementation(config: Any, name: str) -> None:
+    """Sets it for this configuration alone, without the library's checks and recursion (6 microseconds, not 600)."""
+    config._attn_implementation_internal = name
 
 
 def text_config(model: PreTrainedModel) -> Any:

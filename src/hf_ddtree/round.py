@@ -13,6 +13,15 @@ import torch
 from torch import nn
 
 
+def ancestors_or_self(subtree_ends: torch.Tensor) -> torch.Tensor:
+    """`(nodes, nodes)` booleans: whether the row's node descends from the column's, or is it.
+
+    In DFS preorder a subtree is an interval, so that is `column <= row < subtree_ends[column]`.
+    """
+    nodes = torch.arange(len(subtree_ends), device=subtree_ends.device)
+    return (nodes[None] <= nodes[:, None]) & (nodes[:, None] < subtree_ends[None])
+
+
 class TreeRound:
     """The tree whose forward is running, as tensors on the target's device.
 
@@ -24,16 +33,14 @@ class TreeRound:
     def __init__(self, depths: torch.Tensor, subtree_ends: torch.Tensor):
         self.depths = depths
         self.subtree_ends = subtree_ends
+        #: How many layers have attended to this tree.
+        self.layers_attended = 0
         self._packed: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     @cached_property
     def visible(self) -> torch.Tensor:
-        """`(nodes, nodes)` booleans: whether the row's node descends from the column's, or is it.
-
-        In DFS preorder a subtree is an interval, so that is `column <= row < subtree_ends[column]`.
-        """
-        nodes = torch.arange(len(self.depths), device=self.depths.device)
-        return (nodes[None] <= nodes[:, None]) & (nodes[:, None] < self.subtree_ends[None])
+        """See [`ancestors_or_self`]; made once a round."""
+        return ancestors_or_self(self.subtree_ends)
 
     def packed_mask(self, mask: torch.Tensor, groups: int) -> torch.Tensor:
         """`mask` repeated for each query head of a key-value group, made once a round for each layer type."""
@@ -63,7 +70,7 @@ class TapCollector:
     def hooked(self) -> Iterator["TapCollector"]:
         """Keeps the hooks in place, and takes them out whatever happens."""
         try:
-            for layer_id in self.layer_ids:
+            for layer_id in dict.fromkeys(self.layer_ids):
                 self._handles.append(self.layers[layer_id].register_forward_hook(self._hook(layer_id)))
             yield self
         finally:

@@ -133,7 +133,8 @@ def test_embeddings_as_input() -> None:
 def test_longrope_below_its_switch() -> None:
     target = make_target("longrope")
     expected = plain(target, prompt(), max_new_tokens=13)
-    assert torch.equal(tree(target, make_drafter(target), prompt(), max_new_tokens=13), expected)
+    # Phi-3 reads the sequence anew when it is handed more tokens than the switch, so the tree is kept below it.
+    assert torch.equal(tree(target, make_drafter(target), prompt(), budget=12, max_new_tokens=13), expected)
     with pytest.raises(ValueError, match=r"switch after 24 tokens, but up to 25"):
         tree(target, make_drafter(target), prompt(), max_new_tokens=14)
 

@@ -11,8 +11,8 @@ from hf_ddtree.attention.switch import original_implementation
 from hf_ddtree.compat import ALL_ATTENTION_FUNCTIONS
 from hf_ddtree.round import CURRENT_ROUND
 
-# Arguments of the attention function that scaled dot-product attention cannot honour.
-_EAGER_ONLY = ("softcap", "s_aux", "position_bias")
+# Arguments of the attention function that the packed route knows nothing of.
+_NOT_PACKED = ("softcap", "s_aux", "position_bias")
 
 
 def ddtree_attention(
@@ -27,8 +27,9 @@ def ddtree_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of a tree's nodes over the prefix and their ancestors.
 
-    A model on `"sdpa"` takes the packed route; one on `"eager"`, or a layer with a softcap or sinks, takes the
-    model's own eager function with the tree's mask. Without a tree the call goes to the model's own implementation
+    A model on `"eager"` takes its own eager function with the tree's mask, softcap and sinks included. One on `"sdpa"`
+    takes the packed route, or the library's function where a layer passes more than that route knows: what that
+    function leaves out, plain decoding leaves out too. Without a tree the call goes to the model's own implementation
     unchanged.
 
     Args:
@@ -41,12 +42,14 @@ def ddtree_attention(
     """
     implementation = original_implementation(module.config)
     tree = CURRENT_ROUND.get()
-    eager = implementation == "eager"
     if tree is not None:
-        eager = eager or any(kwargs.get(name) is not None for name in _EAGER_ONLY)
-        if not eager:
-            return packed_sdpa(query, key, value, attention_mask, scaling, tree), None
-    attend = _eager_function(module) if eager else ALL_ATTENTION_FUNCTIONS[implementation]
+        tree.layers_attended += 1
+    if implementation == "eager":
+        attend = _eager_function(module)
+    elif tree is not None and all(kwargs.get(name) is None for name in _NOT_PACKED):
+        return packed_sdpa(query, key, value, attention_mask, scaling, tree), None
+    else:
+        attend = ALL_ATTENTION_FUNCTIONS[implementation]
     return attend(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 

@@ -7,7 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_ddtree.compat import decoder_layers, text_config
+from hf_ddtree.compat import (
+    attention_implementation,
+    decoder_layers,
+    set_attention_implementation,
+    text_config,
+)
 from hf_ddtree.round import CURRENT_ROUND, TreeRound
 
 NAME = "ddtree"
@@ -22,7 +27,7 @@ _held: dict[int, list[Any]] = {}
 def original_implementation(config: Any) -> str:
     """The attention implementation `config` had before the switch, or has now if it is not switched."""
     entry = _held.get(id(config))
-    return entry[1] if entry is not None else config._attn_implementation
+    return entry[1] if entry is not None else attention_implementation(config)
 
 
 class AttentionSwitch:
@@ -48,10 +53,10 @@ class AttentionSwitch:
         try:
             with _lock:
                 for config in self.configs:
-                    entry = _held.setdefault(id(config), [config, config._attn_implementation, 0])
+                    entry = _held.setdefault(id(config), [config, attention_implementation(config), 0])
                     entry[2] += 1
                     taken.append(entry)
-                    config._attn_implementation_internal = NAME
+                    set_attention_implementation(config, NAME)
             yield
         finally:
             with _lock:
@@ -59,7 +64,7 @@ class AttentionSwitch:
                     config, original, _ = entry
                     entry[2] -= 1
                     if entry[2] == 0:
-                        config._attn_implementation_internal = original
+                        set_attention_implementation(config, original)
                         del _held[id(config)]
             CURRENT_ROUND.reset(token)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import DFlashCache
+from transformers.cache_utils import Cache, DFlashCache
 
 from hf_ddtree.cache.ddtree_cache import adopt, begin, prune, rollback
 
@@ -24,6 +24,7 @@ class DrafterContext:
         #: Tokens of the sequence whose keys and values the drafter holds.
         self.position = 0
         self._unread: torch.Tensor | None = None
+        self._rows: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -57,6 +58,22 @@ class DrafterContext:
         """After a failed pass: keeps nothing of it."""
         rollback(self.cache)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DrafterContext | None":
-        # A weak reference cannot be copied; the copied cache's drafter reads its context anew.
-        return None
+    def seal(self, cache: Cache) -> None:
+        """Notes which rows this context belongs to; any change of the cache replaces the tensors that show them."""
+        self._rows = _first_rows(cache)
+
+    def continues(self, cache: Cache) -> bool:
+        """Whether the cache is as it was when sealed: not cropped, reordered or extended since."""
+        return self._rows is not None and self._rows is _first_rows(cache)
+
+    def __reduce__(self) -> Any:
+        # The drafter is not part of a cache that is copied or pickled; the copy's drafter reads its context anew.
+        return _nothing, ()
+
+
+def _first_rows(cache: Cache) -> torch.Tensor | None:
+    return next((layer.keys for layer in cache.layers if getattr(layer, "keys", None) is not None), None)
+
+
+def _nothing() -> None:
+    return None

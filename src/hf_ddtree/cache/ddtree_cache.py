@@ -85,6 +85,10 @@ def adopt(cache: Cache) -> None:
         cache.layer_class_to_replicate = GrowingLayer
 
 
+# What an update outside a round changes of a layer.
+_STATE = ("keys", "values", "is_initialized", "cumulative_length")
+
+
 @contextmanager
 def restored_on_error(cache: Cache) -> Iterator[None]:
     """Gives the layers their rows back if the forward inside fails half way through them.
@@ -101,9 +105,6 @@ def restored_on_error(cache: Cache) -> Iterator[None]:
                 if hasattr(layer, name):
                     setattr(layer, name, value)
         raise
-
-
-_STATE = ("keys", "values", "is_initialized", "cumulative_length")
 
 
 def begin(cache: Cache) -> None:

@@ -99,6 +99,10 @@ class DFlashConfig(PreTrainedConfig):
                 "The drafter's configuration has no `target_layer_ids`, so which target layers to tap is unknown. "
                 "Add the list the checkpoint was trained with to its `dflash_config`."
             )
+        if min(self.target_layer_ids) < 0:
+            raise ValueError(
+                f"`target_layer_ids` are indices of target layers from 0, but are {self.target_layer_ids}."
+            )
         if self.mask_token_id is None:
             raise ValueError("The drafter's configuration has no `mask_token_id`; add it to its `dflash_config`.")
         if self.block_size < 2:

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, eager_attention_forward, rotate_half
 
-from hf_ddtree.compat import ALL_ATTENTION_FUNCTIONS, CACHE_NAME
+from hf_ddtree.compat import ALL_ATTENTION_FUNCTIONS, CACHE_NAME, attention_implementation
 from hf_ddtree.drafters.configuration import DFlashConfig
 
 
@@ -88,7 +88,7 @@ class DFlashAttention(nn.Module):
         key = key * cos + rotate_half(key) * sin
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(attention_implementation(self.config), eager_attention_forward)
         output, _ = attend(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0, is_causal=False, **kwargs
         )
@@ -215,8 +215,7 @@ class DFlashModel(PreTrainedModel):
 
         Args:
             pretrained_model_name_or_path (`str` or `os.PathLike`): a repository of the Hub, or a folder.
-            kwargs: those of [`~transformers.PreTrainedModel.from_pretrained`] (`dtype`, `device_map`, `revision`,
-            ...).
+            kwargs: those of [`~transformers.PreTrainedModel.from_pretrained`], such as `dtype` and `device_map`.
 
         Raises:
             ValueError: for an unsupported family or layout, and for missing or unknown weights, which are named.

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from hf_ddtree.cache import DrafterContext
-from hf_ddtree.compat import CACHE_NAME
+from hf_ddtree.compat import CACHE_NAME, model_name
 from hf_ddtree.drafters import TargetIO
 from hf_ddtree.tree import DraftTree, build_from_top, top_marginals
 
@@ -108,6 +108,11 @@ class DDTreeCandidateGenerator(CandidateGenerator):
 
     def build(self, anchor: int, marginals: tuple[torch.Tensor, torch.Tensor]) -> DraftTree:
         """The tree of `budget` nodes with the highest expected acceptance length under the marginals (Algorithm 1)."""
+        if torch.isnan(marginals[0][:, 0]).any():
+            raise ValueError(
+                f"The drafter {model_name(self.drafter)} in {self.drafter.dtype} gave NaN logits: load it with "
+                "`dtype=torch.bfloat16` or `torch.float32`."
+            )
         return build_from_top(*marginals, self.budget, max_branching=self.max_branching, anchor=anchor)
 
     def get_candidates(
@@ -122,6 +127,19 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         """Transformers' contract for assisted decoding: the most probable chain, and its logits unless sampling.
 
         Without logits the native loop accepts a token only if the target chose it, which keeps sampling exact.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, length)`): the sequence, the anchor last.
+            model_kwargs (`dict`): `generate`'s.
+            model_outputs (`ModelOutput`): of the target's last forward, with all `hidden_states`.
+            is_first_iteration (`bool`): whether the target has not read the prompt yet; nothing is drafted then.
+            n_last_matches (`int`): how many of the last candidates the target accepted.
+
+        Returns:
+            `(1, length + depth)` ids, and `(1, depth, vocab_size)` fp32 logits or `None`.
+
+        Raises:
+            ValueError: if `model_outputs` has no hidden states.
         """
         depth = min(self.config.block_size - 1, self.max_length - input_ids.shape[1] - 1)
         if is_first_iteration or depth <= 0:

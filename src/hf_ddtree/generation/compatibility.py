@@ -7,7 +7,15 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_ddtree import attention, cache
-from hf_ddtree.compat import CACHE_NAME, decoder_layers, is_dflash_drafter, text_config
+from hf_ddtree.compat import (
+    CACHE_NAME,
+    decoder_layers,
+    is_dflash_drafter,
+    is_stateful,
+    model_name,
+    supported_modes,
+    text_config,
+)
 from hf_ddtree.configuration import TreeSettings
 from hf_ddtree.generation import positions
 
@@ -85,13 +93,15 @@ def check_target(target: PreTrainedModel, generation_config: GenerationConfig) -
     name = type(target).__name__
     if target.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder model; draft trees are verified by decoder-only models.")
+    if supported_modes(target) is not None:
+        raise ValueError(f"{name} generates in modes of its own only: {supported_modes(target)}.")
     parameters = inspect.signature(target.forward).parameters
     if "position_ids" not in parameters:
         raise ValueError(
             f"{name} does not take `position_ids`: it derives positions from the cache's length, so the nodes of a "
             "tree cannot be given their depth. Generate without `assistant_model`."
         )
-    if getattr(target, "_is_stateful", False):
+    if is_stateful(target):
         raise ValueError(
             f"{name} keeps recurrent states that cannot be rolled back to an accepted path yet. Generate without "
             "`assistant_model`."
@@ -112,7 +122,14 @@ def check_pair(target: PreTrainedModel, drafter: PreTrainedModel) -> None:
         raise ValueError(
             f"{type(target).__name__} has no output embedding, which a DFlash drafter borrows for its logits."
         )
-    names = f"drafter {_name(drafter)} and target {_name(target)}"
+    for what, module in (("embedding", embedding), ("output head", head)):
+        weight = getattr(module, "weight", None)
+        if weight is None or weight.device.type == "meta":
+            raise ValueError(
+                f"The target's {what} ({type(module).__name__}) is offloaded or quantised, but a DFlash drafter "
+                "borrows its weights: keep it in memory and unquantised."
+            )
+    names = f"drafter {model_name(drafter)} and target {model_name(target)}"
     rows, width = embedding.weight.shape
     layers = len(decoder_layers(target))
     trained = getattr(config, "num_target_layers", None)
@@ -163,7 +180,3 @@ def check_inputs(
     cache.check(model_kwargs.get(CACHE_NAME))
     embedded = embeds.shape[1] if embeds is not None and input_ids.shape[1] == 0 else 0
     positions.check_length(target, generation_config.max_length + embedded)
-
-
-def _name(model: PreTrainedModel) -> str:
-    return repr(getattr(model.config, "_name_or_path", "") or type(model).__name__)

@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 from hf_ddtree import cache as tree_cache
 from hf_ddtree.cache import DDTreeCache, DrafterContext
-from hf_ddtree.compat import CACHE_NAME, decoder_layers
+from hf_ddtree.compat import CACHE_NAME, decoder_layers, extend_model_kwargs, is_user_defined, prefill
 from hf_ddtree.configuration import TreeSettings
 from hf_ddtree.generation.acceptance import GreedyWalk, LazyWalk, Walk
 from hf_ddtree.generation.candidate_generator import DDTreeCandidateGenerator
@@ -22,6 +22,7 @@ from hf_ddtree.generation.output import (
     VerifiedTree,
     report,
 )
+from hf_ddtree.generation.self_test import check_target_verifies_trees
 from hf_ddtree.generation.verification import TreeVerifier
 from hf_ddtree.round import TapCollector
 from hf_ddtree.tree import DraftTree
@@ -90,8 +91,12 @@ class _Session:
             self.walk = LazyWalk(logits_processor, stopping_criteria, generation_config, streamer)
         self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
         self.timer = StageTimer(model.device)
+        # Made by the prefill: what the drafter has read depends on the cache, which only then is whole.
+        self.context: DrafterContext
+        self.candidates: DDTreeCandidateGenerator
 
     def run(self, input_ids: torch.Tensor) -> DDTreeDecoderOnlyOutput | torch.Tensor:
+        check_target_verifies_trees(self.model, self.verify)
         try:
             with self.taps.hooked():
                 walk = self._prefill(input_ids)
@@ -102,7 +107,8 @@ class _Session:
             self.stats.prefill_seconds = seconds.pop("prefill", 0.0)
             self.stats.seconds = {stage: seconds.get(stage, 0.0) for stage in STAGES}
             report(self.stats)
-        self.cache.drafter_context = self.candidates.context
+        self.cache.drafter_context = self.context
+        self.context.seal(self.cache)
         if self.streamer is not None:
             self.streamer.end()
         if not self.config.return_dict_in_generate:
@@ -120,14 +126,14 @@ class _Session:
     def _prefill(self, input_ids: torch.Tensor) -> Walk:
         """Reads the prompt as `generate` would and emits the first token."""
         seen = self.cache.get_seq_length()
-        context = _drafter_context(self.cache, self.drafter, seen)
+        self.context = _drafter_context(self.cache, self.drafter, seen)
         with self.taps.collect(), tree_cache.restored_on_error(self.cache):
-            outputs = self.model._prefill(input_ids, self.config, self.model_kwargs)
+            outputs = prefill(self.model, input_ids, self.config, self.model_kwargs)
         tree_cache.adopt(self.cache)
         self.candidates = DDTreeCandidateGenerator(
-            self.drafter, self.model, self.config, self.budget, self.max_branching, context
+            self.drafter, self.model, self.config, self.budget, self.max_branching, self.context
         )
-        context.unread(self.taps.taps())
+        self.context.unread(self.taps.taps())
         self.collector.prefill(outputs)
         walk = self.walk(DraftTree.root_only(), outputs.logits[:, -1:], input_ids)
         self._extend_kwargs(outputs, 1)
@@ -152,7 +158,7 @@ class _Session:
                 tree_cache.prune(self.cache, path)
             raise
         taps = self.taps.taps()
-        self.candidates.context.unread(taps[:, path.to(taps.device)])
+        self.context.unread(taps[:, path.to(taps.device)])
         self.collector.verified(outputs, walk.path, len(tree), self.cache)
         self._extend_kwargs(outputs, len(walk.path))
         self.stats.acceptance_lengths.append(len(walk.path))
@@ -171,7 +177,7 @@ class _Session:
         candidates = self.candidates
         logits = candidates.draft_logits(
             anchor,
-            candidates.context.read(),
+            self.context.read(),
             self.model_kwargs.get("position_ids"),
             self.model_kwargs.get("attention_mask"),
             depth,
@@ -183,15 +189,13 @@ class _Session:
         return tree
 
     def _extend_kwargs(self, outputs: Any, new: int) -> None:
-        self.model_kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs, is_encoder_decoder=False, num_new_tokens=new
-        )
+        self.model_kwargs = extend_model_kwargs(self.model, outputs, self.model_kwargs, new)
 
 
 def _own_cache(model_kwargs: dict[str, Any]) -> Any:
     """The cache to generate with: the user's own object, or a [`DDTreeCache`] in place of the one `generate` made."""
     cache = model_kwargs[CACHE_NAME]
-    if not getattr(cache, "_is_user_defined", False):
+    if not is_user_defined(cache):
         cache = DDTreeCache.over(cache)
         model_kwargs[CACHE_NAME] = cache
     return cache
@@ -200,7 +204,7 @@ def _own_cache(model_kwargs: dict[str, Any]) -> Any:
 def _drafter_context(cache: Any, drafter: Any, seen: int) -> DrafterContext:
     """What the drafter has read of the cached prefix: all of it, or, from a foreign cache, nothing."""
     context = getattr(cache, "drafter_context", None)
-    if context is not None and context.belongs_to(drafter) and context.length == seen:
+    if context is not None and context.belongs_to(drafter) and context.continues(cache) and context.length == seen:
         return context
     if seen:
         logger.warning_once(

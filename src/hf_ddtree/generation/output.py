@@ -32,8 +32,7 @@ class SpeculationStats:
 
     Args:
         acceptance_lengths (`list[int]`): tokens emitted in each round, the bonus token included. The token that the
-        prefill
-            gives is no round; a last round cut by a stop is included with what it emitted.
+            prefill gives is no round; a last round cut by a stop is included with what it emitted.
         nodes_verified (`int`): draft nodes the target read, roots not counted.
         seconds (`dict[str, float]`): time in each stage: draft, build, verify, accept, commit.
         prefill_seconds (`float`): time until the first token.

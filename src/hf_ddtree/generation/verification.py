@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_ddtree.attention import AttentionSwitch
 from hf_ddtree.round import TapCollector, TreeRound
@@ -34,7 +34,7 @@ class TreeVerifier:
             model_kwargs (`dict`): `generate`'s, after the anchor was appended: `position_ids` end at the anchor,
                 `attention_mask`, where there is one, covers the prefix and the anchor.
         """
-        inputs = self._inputs(tree, model_kwargs)
+        inputs = self.inputs(tree, model_kwargs)
         with self.taps.collect():
             if len(tree) == 1:
                 # The anchor alone needs no tree: this is the forward of plain decoding.
@@ -44,7 +44,8 @@ class TreeVerifier:
             with self.switch.tree(tree_round):
                 return self.target(**inputs, return_dict=True)
 
-    def _inputs(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    def inputs(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the target's forward takes for `tree`; arguments as in the call."""
         kwargs = {key: value for key, value in model_kwargs.items() if key not in _DROPPED}
         nodes = len(tree)
         for key in _TOKEN_TYPES:
@@ -56,7 +57,4 @@ class TreeVerifier:
         if mask is not None:
             kwargs["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)
         input_ids = tree.token_ids[None].to(position_ids.device)
-        # The models' own overrides look at prompts (images, lengths); the nodes of a tree are none.
-        return GenerationMixin.prepare_inputs_for_generation(
-            self.target, input_ids, is_first_iteration=False, **kwargs
-        )
+        return self.target.prepare_inputs_for_generation(input_ids, is_first_iteration=False, **kwargs)

@@ -1,8 +1,8 @@
 """Draft trees: the data structure, the scorers that rank continuations, and the builders."""
 
-from .build import build_draft_tree, build_from_scorer, build_from_top, top_marginals
-from .draft_tree import DraftTree
-from .scoring import Expansion, MarginalScorer, Scorer, rank_children
+from hf_ddtree.tree.build import build_draft_tree, build_from_scorer, build_from_top, top_marginals
+from hf_ddtree.tree.draft_tree import DraftTree
+from hf_ddtree.tree.scoring import Expansion, MarginalScorer, Scorer, rank_children
 
 __all__ = [
     "DraftTree",

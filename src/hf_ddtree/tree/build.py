@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from .draft_tree import NO_ANCHOR, DraftTree
-from .heap import build_with_heap
-from .levelwise import build_level_wise
-from .scoring import MarginalScorer, Scorer, rank_children
+from hf_ddtree.tree.draft_tree import NO_ANCHOR, DraftTree
+from hf_ddtree.tree.heap import build_with_heap
+from hf_ddtree.tree.levelwise import build_level_wise
+from hf_ddtree.tree.scoring import MarginalScorer, Scorer, rank_children
 
 Builder = Callable[[Scorer, int, int, int], DraftTree]
 

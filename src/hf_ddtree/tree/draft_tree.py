@@ -5,7 +5,8 @@ from functools import cached_property
 
 import torch
 
-from .ordering import best_nodes, renumber
+from hf_ddtree.round import ancestors_or_self
+from hf_ddtree.tree.ordering import best_nodes, renumber
 
 NO_ANCHOR = -1
 
@@ -83,9 +84,7 @@ class DraftTree:
 
     def visibility(self) -> torch.Tensor:
         """`torch.BoolTensor` of shape `(num_nodes, num_nodes)`: True where column is an ancestor of row, or row."""
-        nodes = torch.arange(len(self))
-        rows = nodes[:, None]
-        return (nodes <= rows) & (rows < self.subtree_ends)
+        return ancestors_or_self(self.subtree_ends)
 
     def path(self, node: int) -> list[int]:
         """

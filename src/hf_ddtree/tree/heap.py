@@ -5,8 +5,8 @@ import math
 
 import torch
 
-from .draft_tree import DraftTree
-from .scoring import MarginalScorer, Scorer, expand_costs
+from hf_ddtree.tree.draft_tree import DraftTree
+from hf_ddtree.tree.scoring import MarginalScorer, Scorer, expand_costs
 
 
 def build_with_heap(scorer: Scorer, budget: int, width: int, anchor: int) -> DraftTree:

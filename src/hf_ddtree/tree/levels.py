@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from .draft_tree import DraftTree
-from .ordering import best_nodes, preorder_of_levels, renumber
+from hf_ddtree.tree.draft_tree import DraftTree
+from hf_ddtree.tree.ordering import best_nodes, preorder_of_levels, renumber
 
 
 class Levels:

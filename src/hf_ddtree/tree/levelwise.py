@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from .draft_tree import DraftTree
-from .levels import Levels
-from .marginals import build_from_marginals
-from .scoring import MarginalScorer, Scorer, expand_costs
-from .thresholds import UNBOUNDED
+from hf_ddtree.tree.draft_tree import DraftTree
+from hf_ddtree.tree.levels import Levels
+from hf_ddtree.tree.marginals import build_from_marginals
+from hf_ddtree.tree.scoring import MarginalScorer, Scorer, expand_costs
+from hf_ddtree.tree.thresholds import UNBOUNDED
 
 
 def build_level_wise(scorer: Scorer, budget: int, width: int, anchor: int) -> DraftTree:

@@ -5,10 +5,10 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 import torch
 
-from .costs import EXACT_LIMIT
-from .draft_tree import DraftTree
-from .levels import Levels
-from .thresholds import threshold_by_heap, threshold_by_level
+from hf_ddtree.tree.costs import EXACT_LIMIT
+from hf_ddtree.tree.draft_tree import DraftTree
+from hf_ddtree.tree.levels import Levels
+from hf_ddtree.tree.thresholds import threshold_by_heap, threshold_by_level
 
 # Measured: up to this budget plain Python finishes before array operations have paid for their calls.
 PYTHON_BUDGET = 96

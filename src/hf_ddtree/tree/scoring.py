@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from .costs import costs_of
+from hf_ddtree.tree.costs import costs_of
 
 
 class Expansion(NamedTuple):

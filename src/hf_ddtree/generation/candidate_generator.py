@@ -76,8 +76,8 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             covered = self.context.cache.get_seq_length() + new
             mask = attention_mask[:, -covered - 1 :].to(device)
             mask = torch.cat([mask, mask.new_ones((1, block - 1))], dim=-1)
-        self.context.begin(new)
         try:
+            self.context.begin(new)
             outputs = self.drafter(
                 noise_embeds=torch.cat([anchor_embed, self._mask_embeds], dim=1),
                 context_hidden_states=taps.to(device=device, dtype=self.drafter.dtype),

@@ -1,0 +1,198 @@
+"""The cache as a whole: lazily made layers, adopting, what it refuses, copies."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3NextConfig, StaticCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+
+from cache.rows import Rows, append_one_by_one, assert_equal
+from hf_ddtree.cache import DDTreeCache, adopt, check
+from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
+from pairs import make_target
+
+PATH = [0, 2, 3]
+
+
+def fill(cache: Any, layers: int, length: int, rows: Rows | None = None) -> None:
+    rows = rows or Rows()
+    for index in range(layers):
+        cache.update(*rows(length), index)
+
+
+def tree_round(cache: Any, reference: Any) -> None:
+    """A round on ours, plain decoding of its path on the reference."""
+    trees = [Rows()(6) for _ in reference.layers]
+    cache.begin()
+    for index, rows in enumerate(trees):
+        cache.update(*rows, index)
+    cache.prune(torch.tensor(PATH))
+    for layer, rows in zip(reference.layers, trees, strict=True):
+        append_one_by_one(layer, rows, PATH)
+
+
+def assert_same(cache: Any, reference: Any) -> None:
+    assert len(cache.layers) == len(reference.layers)
+    assert cache.get_seq_length() == reference.get_seq_length()
+    for ours, theirs in zip(cache.layers, reference.layers, strict=True):
+        assert_equal(ours, theirs)
+
+
+def test_layers_are_made_when_first_used() -> None:
+    cache, reference = DDTreeCache(), DynamicCache()
+    assert cache.layers == []
+    for each in (cache, reference):
+        fill(each, 3, 5)
+    assert [type(layer) for layer in cache.layers] == [GrowingLayer] * 3
+    tree_round(cache, reference)
+    assert_same(cache, reference)
+
+
+def test_the_first_use_may_be_a_tree() -> None:
+    cache, reference = DDTreeCache(config=make_target("qwen3_sliding").config), DynamicCache()
+    reference.layers = [DynamicSlidingWindowLayer(6) if layer.is_sliding else DynamicLayer() for layer in cache.layers]
+    tree_round(cache, reference)
+    assert_same(cache, reference)
+
+
+def test_sliding_layers_come_from_the_configuration() -> None:
+    config = make_target("qwen3_sliding").config
+    cache = DDTreeCache(config=config)
+    assert [type(layer) for layer in cache.layers] == [GrowingSlidingLayer, GrowingLayer] * 2
+    assert cache.layers[0].sliding_window == config.sliding_window
+    assert cache.is_sliding == [True, False, True, False]
+    assert not cache.is_compileable
+
+
+def test_data_given_at_the_start_is_kept() -> None:
+    data = [Rows()(7), Rows()(7)]
+    cache, reference = DDTreeCache(data), DynamicCache(data)
+    tree_round(cache, reference)
+    assert_same(cache, reference)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_adopting_keeps_the_object_and_its_rows(lazy: bool) -> None:
+    config = None if lazy else make_target("qwen3_sliding").config
+    cache, reference = DynamicCache(config=config), DynamicCache(config=config)
+    for each in (cache, reference):
+        fill(each, 4, 11)
+    layers = cache.layers
+    adopt(cache)
+    assert cache.layers is layers
+    assert {type(layer) for layer in layers} <= {GrowingLayer, GrowingSlidingLayer}
+    assert_same(cache, reference)
+    adopted = list(layers)
+    adopt(cache)
+    assert all(a is b for a, b in zip(cache.layers, adopted, strict=True))
+    for each in (cache, reference):
+        fill(each, 4, 2)
+    assert_same(cache, reference)
+
+
+def test_adopting_an_empty_cache_makes_its_later_layers_ours() -> None:
+    cache = DynamicCache()
+    adopt(cache)
+    fill(cache, 2, 3)
+    assert [type(layer) for layer in cache.layers] == [GrowingLayer] * 2
+
+
+def test_over_takes_the_layers() -> None:
+    cache, reference = (DynamicCache(config=make_target("qwen3_sliding").config) for _ in range(2))
+    for each in (cache, reference):
+        fill(each, 4, 11)
+    over = DDTreeCache.over(cache)
+    assert isinstance(over, DDTreeCache)
+    assert over.layers is cache.layers
+    adopt(over)
+    tree_round(over, reference)
+    assert_same(over, reference)
+
+
+def test_over_a_cache_that_makes_layers_lazily() -> None:
+    over = DDTreeCache.over(DynamicCache())
+    fill(over, 2, 3)
+    adopt(over)
+    assert [type(layer) for layer in over.layers] == [GrowingLayer] * 2
+
+
+def test_rollback_returns_to_the_round_s_start() -> None:
+    config = make_target("qwen3_sliding").config
+    cache, reference = DDTreeCache(config=config), DynamicCache(config=config)
+    for each in (cache, reference):
+        fill(each, 4, 11)
+    for _ in range(3):
+        cache.begin()
+        fill(cache, 4, 6)
+        assert cache.get_seq_length() == 17
+        cache.rollback()
+        assert_same(cache, reference)
+    tree_round(cache, reference)
+    assert_same(cache, reference)
+
+
+def test_check_accepts_what_can_be_rolled_back() -> None:
+    config = make_target("qwen3_sliding").config
+    for cache in (DynamicCache(), DynamicCache(config=config), DDTreeCache(), DDTreeCache(config=config)):
+        check(cache)
+
+
+def test_check_refuses_other_caches_by_name() -> None:
+    config = make_target().config
+    static = StaticCache(config=config, max_cache_len=32)
+    for cache in (static, EncoderDecoderCache(DynamicCache(), DynamicCache())):
+        with pytest.raises(ValueError, match=rf"{type(cache).__name__}.*cache_implementation"):
+            check(cache)
+    with pytest.raises(ValueError, match="no cache"):
+        check(None)
+
+
+def test_check_refuses_other_layers_by_name() -> None:
+    class Int4QuantizedLayer(DynamicLayer):
+        """A subclass keeps its rows in its own way, so being a `DynamicLayer` is not enough."""
+
+    quantised = DynamicCache()
+    quantised.layers = [DynamicLayer(), Int4QuantizedLayer()]
+    with pytest.raises(ValueError, match="Int4QuantizedLayer"):
+        check(quantised)
+    recurrent = Qwen3NextConfig(num_hidden_layers=4, hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
+    with pytest.raises(ValueError, match=r"LinearAttention.*assistant_model"):
+        check(DynamicCache(config=recurrent))
+
+
+def test_check_refuses_offloading() -> None:
+    cache = DynamicCache()
+    cache.offloading = True
+    with pytest.raises(ValueError, match=r"offloaded.*cache_implementation"):
+        check(cache)
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    config = make_target("qwen3_sliding").config
+    cache, reference = DDTreeCache(config=config), DynamicCache(config=config)
+    for each in (cache, reference):
+        fill(each, 4, 11)
+    tree_round(cache, reference)
+    copied, copied_reference = copy.deepcopy(cache), copy.deepcopy(reference)
+    assert isinstance(copied, DDTreeCache)
+    assert_same(copied, reference)
+    tree_round(copied, copied_reference)
+    assert_same(copied, copied_reference)
+    assert_same(cache, reference)
+    tree_round(cache, reference)
+    assert_same(cache, reference)
+    assert_same(copied, copied_reference)
+
+
+def test_a_copy_s_rounds_stay_in_its_own_buffer() -> None:
+    cache = DDTreeCache()
+    fill(cache, 1, 11)
+    copied = copy.deepcopy(cache)
+    assert copied.layers[0].keys.data_ptr() != cache.layers[0].keys.data_ptr()
+    address = copied.layers[0].keys.data_ptr()
+    copied.begin()
+    fill(copied, 1, 6)
+    copied.prune(torch.tensor(PATH))
+    assert copied.layers[0].keys.data_ptr() == address

@@ -1,0 +1,197 @@
+"""A round cut short at any line, as by Ctrl-C, is ended by what the generation loop does on an exception."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from cache.rows import Rows, append_one_by_one, assert_equal, twins
+from hf_ddtree.cache import DDTreeCache
+from hf_ddtree.cache import layers as layers_module
+from hf_ddtree.cache.layers import GrowingLayer
+
+WINDOWS = [None, 6, None, 3]
+PATH = [0, 2, 5]
+
+
+@contextmanager
+def interrupt_at(line: int) -> Iterator[None]:
+    """Raises `KeyboardInterrupt` before the n-th line executed in the module of the cache's layers."""
+    left = line
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != layers_module.__file__:
+            return None
+        if event == "line":
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            left -= 1
+        return trace
+
+    # Coverage traces too.
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(previous)
+
+
+class Caches:
+    """Layers of both kinds in one cache, and the library's own layers beside them."""
+
+    def __init__(self, prefix: int = 9):
+        pairs = [twins(window) for window in WINDOWS]
+        self.theirs, self.rows = [theirs for _, theirs in pairs], Rows()
+        self.cache = DDTreeCache()
+        self.cache.layers = [ours for ours, _ in pairs]
+        for layer in (*self.cache.layers, *self.theirs):
+            layer.update(*Rows()(prefix))
+        self.round()
+
+    def round(self) -> None:
+        self.cache.begin()
+        self.forward()
+        self.cache.prune(torch.tensor(PATH))
+        self.plain()
+
+    def forward(self) -> None:
+        self.tree = [self.rows(7) for _ in self.theirs]
+        for layer, rows in zip(self.cache.layers, self.tree, strict=True):
+            layer.update(*rows)
+
+    def plain(self) -> None:
+        for layer, rows in zip(self.theirs, self.tree, strict=True):
+            append_one_by_one(layer, rows, PATH)
+
+    def check(self) -> None:
+        for ours, theirs in zip(self.cache.layers, self.theirs, strict=True):
+            assert_equal(ours, theirs)
+
+
+def lines_of(action: Callable[[], None]) -> int:
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != layers_module.__file__:
+            return None
+        count += event == "line"
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(previous)
+    assert count
+    return count
+
+
+def committing(caches: Caches) -> Callable[[], None]:
+    caches.cache.begin()
+    caches.forward()
+    return lambda: caches.cache.prune(torch.tensor(PATH))
+
+
+def test_a_commit_is_finished_by_committing_again() -> None:
+    for line in range(lines_of(committing(Caches()))):
+        caches = Caches()
+        commit = committing(caches)
+        with pytest.raises(KeyboardInterrupt), interrupt_at(line):
+            commit()
+        caches.cache.prune(torch.tensor(PATH))
+        caches.plain()
+        caches.check()
+        caches.round()
+        caches.check()
+
+
+def forwarding(caches: Caches) -> Callable[[], None]:
+    def act() -> None:
+        caches.cache.begin()
+        caches.forward()
+
+    return act
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_forward_is_undone_by_rolling_back(full: bool) -> None:
+    """With room left in the buffers, and with every buffer used up, so that the forward moves its rows."""
+
+    def fresh() -> Caches:
+        caches = Caches()
+        while full and room(caches) >= 7:
+            caches.round()
+        return caches
+
+    def room(caches: Caches) -> int:
+        return min(layer._buffers[0].capacity - layer._end for layer in caches.cache.layers)
+
+    start = fresh()
+    for line in range(lines_of(forwarding(fresh()))):
+        caches = copy.deepcopy(start)
+        with pytest.raises(KeyboardInterrupt), interrupt_at(line):
+            forwarding(caches)()
+        caches.cache.rollback()
+        caches.check()
+        caches.round()
+        caches.check()
+
+
+def test_a_rollback_is_finished_by_rolling_back_again() -> None:
+    def rolling(caches: Caches) -> Callable[[], None]:
+        committing(caches)
+        return caches.cache.rollback
+
+    for line in range(lines_of(rolling(Caches()))):
+        caches = Caches()
+        rollback = rolling(caches)
+        with pytest.raises(KeyboardInterrupt), interrupt_at(line):
+            rollback()
+        caches.cache.rollback()
+        caches.check()
+        caches.round()
+        caches.check()
+
+
+def test_a_write_that_fails_between_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches, write, calls = Caches(), layers_module._Buffer.write, []
+
+    def failing(buffer: Any, at: int, rows: torch.Tensor) -> None:
+        calls.append(at)
+        if len(calls) == 4:
+            raise MemoryError
+        write(buffer, at, rows)
+
+    commit = committing(caches)
+    monkeypatch.setattr(layers_module._Buffer, "write", failing)
+    with pytest.raises(MemoryError):
+        commit()
+    commit()
+    caches.plain()
+    caches.check()
+
+
+def test_the_interrupts_reach_a_half_moved_path() -> None:
+    """The control of the tests above: some line leaves a layer whose keys are moved and whose values are not."""
+    torn = 0
+    for line in range(lines_of(committing(Caches()))):
+        caches = Caches()
+        commit = committing(caches)
+        with pytest.raises(KeyboardInterrupt), interrupt_at(line):
+            commit()
+        first = caches.cache.layers[0]
+        assert isinstance(first, GrowingLayer)
+        keys, values = (buffer.view(13, 14) for buffer in first._buffers)
+        rows = caches.tree[0]
+        torn += torch.equal(keys, rows[0][:, :, 2:3]) and not torch.equal(values, rows[1][:, :, 2:3])
+    assert torn

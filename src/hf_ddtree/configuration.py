@@ -9,8 +9,8 @@ from transformers import GenerationConfig
 SPECULATION_TYPE = "ddtree"
 
 #: Nodes a round verifies when `budget` is not set. On a CPU a node costs time from the first one; an accelerator is
-#: memory bound up to hundreds of nodes (roofline in the docs).
-DEFAULT_BUDGET = {"cpu": 63, "accelerator": 511}
+#: memory bound up to hundreds of nodes.
+DEFAULT_BUDGET = {"cpu": 31, "accelerator": 511}
 
 MAX_BUDGET = 65_536
 
@@ -25,7 +25,7 @@ class DDTreeConfig(GenerationConfig):
     Args:
         budget (`int`, *optional*):
             Nodes of the draft tree that a round verifies at most, the root not counted. `0` drafts nothing. Defaults
-            to `63` on a CPU and `511` on an accelerator.
+            to `31` on a CPU and `511` on an accelerator.
         max_branching (`int`, *optional*):
             Children a node may have at most. `1` makes the tree a chain. Unlimited by default.
         output_trees (`bool`, *optional*, defaults to `False`):

@@ -8,6 +8,7 @@ from transformers.generation import CandidateGenerator
 
 from hf_ddtree.cache import DrafterContext
 from hf_ddtree.compat import CACHE_NAME, model_name
+from hf_ddtree.configuration import DEFAULT_BUDGET
 from hf_ddtree.drafters import TargetIO
 from hf_ddtree.tree import DraftTree, build_from_top, top_marginals
 
@@ -21,7 +22,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         assistant_model (`PreTrainedModel`): a [`DFlashModel`] or a native DFlash assistant.
         target (`PreTrainedModel`): the model that will verify; its embedding and head are used.
         generation_config (`GenerationConfig`): read for `max_length` and `do_sample`.
-        budget (`int`, *optional*, defaults to `63`): nodes of a tree at most, the root not counted.
+        budget (`int`, *optional*, defaults to `31`): nodes of a tree at most, the root not counted.
         max_branching (`int`, *optional*): children of a node at most.
         context (`DrafterContext`, *optional*): what the drafter has read of this sequence already.
     """
@@ -34,7 +35,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         assistant_model: PreTrainedModel,
         target: PreTrainedModel,
         generation_config: GenerationConfig,
-        budget: int = 63,
+        budget: int = DEFAULT_BUDGET["cpu"],
         max_branching: int | None = None,
         context: DrafterContext | None = None,
     ):

@@ -111,7 +111,7 @@ print(json.dumps(changes))
 """
     )
     assert changes == {
-        "GenerationMixin": {"changed": ["_validate_generation_mode"], "added": ["_ddtree_decoding"]},
+        "GenerationMixin": {"changed": ["_validate_generation_mode", "generate"], "added": ["_ddtree_decoding"]},
         "attention": {"changed": [], "added": ["ddtree"]},
         "masks": {"changed": [], "added": ["ddtree"]},
     }

@@ -5,6 +5,7 @@ The output is exactly the target's. See [`DDTreeConfig`] for what can be set, [`
 
 from typing import TYPE_CHECKING, Any
 
+from hf_ddtree.attachment import attach, detach
 from hf_ddtree.cache import DDTreeCache
 from hf_ddtree.configuration import DDTreeConfig
 from hf_ddtree.drafters import DFlashConfig
@@ -24,6 +25,8 @@ __all__ = [
     "DFlashConfig",
     "DFlashModel",
     "SpeculationStats",
+    "attach",
+    "detach",
     "record",
 ]
 

@@ -25,6 +25,7 @@ try:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, _vmap_expansion_sdpa
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils.generic import ExplicitEnum
+    from transformers.utils.hub import resolve_revision
 
     for _name in ("_prefill", "_validate_generation_mode", "_update_model_kwargs_for_generation"):
         getattr(GenerationMixin, _name)
@@ -63,6 +64,7 @@ __all__ = [
     "is_stateful",
     "is_user_defined",
     "model_name",
+    "pinned_revision",
     "prefill",
     "set_attention_implementation",
     "supported_modes",
@@ -117,6 +119,12 @@ def attention_implementation(config: Any) -> str:
 def set_attention_implementation(config: Any, name: str) -> None:
     """Sets it for this configuration alone, without the library's checks and recursion (6 microseconds, not 600)."""
     config._attn_implementation_internal = name
+
+
+def pinned_revision(source: Any, options: dict[str, Any]) -> Any:
+    """The commit behind `options["revision"]` of a Hub repository, which then needs no further look-up."""
+    names = ("token", "local_files_only", "cache_dir")
+    return resolve_revision(source, options.get("revision"), **{n: options[n] for n in names if options.get(n)})
 
 
 def text_config(model: PreTrainedModel) -> Any:

@@ -1,4 +1,4 @@
-"""Teaching Transformers the strategy: writes its registries and wraps three of its functions, once.
+"""Teaching Transformers the strategy: writes its registries and wraps a few of its functions, once.
 
 No model class and no model object is changed.
 """
@@ -6,12 +6,21 @@ No model class and no model object is changed.
 import functools
 from typing import Any
 
-from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig, GenerationMixin
-from transformers.pipelines import base as pipelines_base
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+)
 
+from hf_ddtree import attachment, auto
+from hf_ddtree.after_import import after_import
 from hf_ddtree.attention import NAME, ddtree_attention, ddtree_mask
 from hf_ddtree.compat import GENERATION_MODES_MAPPING, ExplicitEnum, is_dflash_drafter
 from hf_ddtree.configuration import SPECULATION_TYPE
+from hf_ddtree.drafters import check_native_chain
 from hf_ddtree.generation.compatibility import check_request
 from hf_ddtree.generation.decoding import ddtree_decoding
 
@@ -34,7 +43,12 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, ddtree_mask)
     _wrap(GenerationConfig, "get_generation_mode", _get_generation_mode)
     _wrap(GenerationMixin, "_validate_generation_mode", _validate_generation_mode)
-    _wrap(pipelines_base, "load_assistant_model", _load_assistant_model)
+    _wrap(GenerationMixin, "generate", attachment.generate)
+    after_import(
+        "transformers.pipelines.base", lambda module: _wrap(module, "load_assistant_model", auto.load_assistant)
+    )
+    for auto_class in (AutoModel, AutoModelForCausalLM):
+        _wrap_loader(auto_class)
 
 
 def _wrap(owner: Any, name: str, wrapper: Any) -> None:
@@ -45,6 +59,17 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
         return wrapper(original, *args, **kwargs)
 
     setattr(owner, name, call)
+
+
+def _wrap_loader(auto_class: Any) -> None:
+    original = vars(auto_class)["from_pretrained"].__func__
+
+    @functools.wraps(original)
+    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        # Bound to the class of the call, which may be a subclass.
+        return auto.load_auto(functools.partial(original, cls), pretrained_model_name_or_path, *args, **kwargs)
+
+    auto_class.from_pretrained = classmethod(from_pretrained)
 
 
 def _get_generation_mode(original: Any, config: GenerationConfig, assistant_model: Any = None) -> Any:
@@ -62,12 +87,8 @@ def _validate_generation_mode(
 ) -> None:
     if generation_mode is DDTreeMode.DDTREE:
         check_request(model, generation_config, generation_mode_kwargs)
-    else:
-        original(model, generation_mode, generation_config, generation_mode_kwargs)
-
-
-def _load_assistant_model(original: Any, model: Any, assistant_model: Any, assistant_tokenizer: Any) -> Any:
-    # A drafter reads the target's own tokens; the library would compare special ids and ask for a second tokenizer.
-    if is_dflash_drafter(assistant_model):
-        return assistant_model, None
-    return original(model, assistant_model, assistant_tokenizer)
+        return
+    drafter = generation_mode_kwargs.get("assistant_model")
+    if generation_config.speculation_type == "dflash" and is_dflash_drafter(drafter):
+        check_native_chain(drafter)
+    original(model, generation_mode, generation_config, generation_mode_kwargs)

@@ -145,3 +145,96 @@ def write(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]
         json.dumps({"metadata": {"total_size": size}, "weight_map": index})
     )
     return folder
+
+
+def deepspec_config(**overrides: Any) -> dict[str, Any]:
+    """DeepSpec's flat `config.json`: the drafting fields at the top level, no `dflash_config`."""
+    raw = {**ZLAB, "architectures": ["Qwen3DSparkModel"], "markov_rank": 0, **ZLAB["dflash_config"], **overrides}
+    return {key: value for key, value in raw.items() if value is not ... and key != "dflash_config"}
+
+
+#: What a speculators file holds of its transformer; fields at their class's defaults are left out there.
+_LAYER_FIELDS = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "layer_types", "sliding_window"),
+    "rope_theta",
+)
+
+
+def speculators_config(layer: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
+    """A `config.json` of speculators with the full vocabulary; taps are indices of hidden states."""
+    nested = {name: ZLAB[name] for name in _LAYER_FIELDS} | (layer or {})
+    raw = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.5.0",
+        "block_size": BLOCK,
+        "draft_vocab_size": VOCABULARY,
+        "mask_token_id": MASK_ID,
+        "target_hidden_size": None,
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in TAPS],
+        "sliding_window_non_causal": False,
+        "dtype": "float32",
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": BLOCK - 1}],
+            "verifier": {"name_or_path": "some/verifier", "architectures": ["Qwen3ForCausalLM"]},
+        },
+        "transformer_layer_config": {key: value for key, value in nested.items() if value is not ...},
+        **overrides,
+    }
+    return {key: value for key, value in raw.items() if value is not ...}
+
+
+def open_spec_config(settings: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
+    """An Open Spec Config, as newer versions of speculators write it."""
+    speculative = {
+        "method": "dflash",
+        "speculative_tokens": BLOCK - 1,
+        "verifier": "some/verifier",
+        "target_layer_ids": [tap + 1 for tap in TAPS],
+        "target_layer_start_idx": 1,
+        "draft_vocab_size": VOCABULARY,
+        "sample_from_anchor": False,
+        "mask_token_id": MASK_ID,
+        "sliding_window_non_causal": False,
+        **(settings or {}),
+    }
+    raw = {
+        **{name: ZLAB[name] for name in _LAYER_FIELDS},
+        "architectures": ["DflashDraftModel"],
+        "open_spec_config_version": "0.0.0",
+        "speculative_config": {key: value for key, value in speculative.items() if value is not ...},
+        "target_hidden_size": None,
+        "speculators_metadata": {"verifier_architectures": ["Qwen3ForCausalLM"], "speculators_version": "0.6.0"},
+        "dtype": "float32",
+        **overrides,
+    }
+    return {key: value for key, value in raw.items() if value is not ...}
+
+
+def own_weights(
+    embedding: bool = True, head_rows: int | None = VOCABULARY, kept: list[int] | None = None, copies: bool = False
+) -> dict[str, torch.Tensor]:
+    """What speculators and DeepSpec write beside the body.
+
+    Args:
+        embedding: whether there is an embedding.
+        head_rows: rows of the head, `None` for no head.
+        kept: the target's ids that the draft vocabulary keeps, which adds `d2t` and `t2d`.
+        copies: whether the verifier's head and norm are there too.
+    """
+    generator = torch.Generator().manual_seed(9)
+    weights = {}
+    if embedding:
+        weights["embed_tokens.weight"] = torch.randn(VOCABULARY, HIDDEN, generator=generator)
+    if head_rows is not None:
+        weights["lm_head.weight"] = torch.randn(head_rows, HIDDEN, generator=generator) * 0.3
+    if kept is not None:
+        weights["d2t"] = torch.tensor(kept) - torch.arange(len(kept))
+        weights["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill_(0, torch.tensor(kept), True)
+    if copies:
+        weights["verifier_lm_head.weight"] = torch.randn(VOCABULARY, HIDDEN, generator=generator)
+        weights["verifier_norm.weight"] = torch.ones(HIDDEN)
+    return weights

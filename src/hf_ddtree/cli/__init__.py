@@ -3,6 +3,7 @@
 import typer
 
 from hf_ddtree.cli.demo import demo
+from hf_ddtree.cli.doctor import doctor
 from hf_ddtree.cli.generate import generate
 
 app = typer.Typer(
@@ -14,6 +15,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
+app.command()(doctor)
 
 
 def main() -> None:

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 from hf_ddtree.drafters.configuration import DFlashConfig
 from hf_ddtree.drafters.io import TargetIO
+from hf_ddtree.drafters.native_chain import check_native_chain
 
 if TYPE_CHECKING:
     from hf_ddtree.drafters.modeling import DFlashModel
 
-__all__ = ["DFlashConfig", "DFlashModel", "TargetIO"]
+__all__ = ["DFlashConfig", "DFlashModel", "TargetIO", "check_native_chain"]
 
 
 def __getattr__(name: str) -> Any:

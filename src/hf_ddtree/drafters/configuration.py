@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_ddtree.drafters.heads.check import check_heads
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -18,7 +20,11 @@ class DFlashConfig(PreTrainedConfig):
 
     Args:
         block_size (`int`, *optional*, defaults to `16`):
-            Slots a pass denoises: the anchor in slot 0 and `block_size - 1` masks, so `block_size - 1` drafted tokens.
+            Slots of a pass: the anchor in slot 0 and `block_size - 1` masks.
+        sample_from_anchor (`bool`, *optional*, defaults to `False`):
+            What a slot predicts. `False`, the fill-in layout: slot k the token k after the anchor, so that slot 0 is
+            read by nobody and `block_size - 1` tokens are drafted. `True`, the anchor layout: slot k the token k + 1
+            after the anchor, and `block_size` tokens are drafted.
         mask_token_id (`int`):
             Token whose target embedding fills the masked slots. May lie beyond the tokenizer, inside the embedding.
         target_layer_ids (`list[int]`):
@@ -38,7 +44,32 @@ class DFlashConfig(PreTrainedConfig):
         output_multiplier (`float`, *optional*):
             Factor on the logits, before the softcap.
         final_logit_softcapping (`float`, *optional*):
-            Softcap of the logits. Defaults to the target's own.
+            Softcap of the logits. Defaults to the target's own, unless the drafter has its own head.
+        own_embedding (`bool`, *optional*, defaults to `False`):
+            Whether the checkpoint holds the embedding of the slots, instead of borrowing the target's.
+        own_head (`bool`, *optional*, defaults to `False`):
+            Whether the checkpoint holds the output head, instead of borrowing the target's.
+        draft_vocab_size (`int`, *optional*):
+            Rows of a head that knows only a part of the target's tokens. The checkpoint then holds `d2t`: draft token
+            i is the target's token `i + d2t[i]`. Needs `own_head`.
+        markov_rank (`int`, *optional*, defaults to `0`):
+            Rank of DSpark's Markov head, which adds to the logits a bias that depends on the token before. 0: no head.
+        markov_head_type (`str`, *optional*, defaults to `"vanilla"`):
+            `"vanilla"`, `"gated"` or `"rnn"`.
+        confidence_head (`bool`, *optional*, defaults to `False`):
+            Whether the checkpoint predicts how likely the draft is accepted at each position (DSpark).
+        confidence_head_with_markov (`bool`, *optional*, defaults to `False`):
+            Whether the confidence head also reads the Markov head's embedding of the token before.
+        confidence_threshold (`float`, *optional*):
+            A node whose confidence is lower gets no children. By default confidence is not read.
+        conv_kernel_size (`int`, *optional*, defaults to `0`):
+            Slots a dynamic convolution of DFlash2 reads, around each attention and MLP. 0: no convolutions.
+        conv_group_size (`int`, *optional*, defaults to `16`):
+            Channels that share a dynamic weight of these convolutions.
+        selector_rank (`int`, *optional*, defaults to `0`):
+            Rank of DFlash2's candidate selector, which scores pairs of neighbouring tokens. 0: no selector.
+        selector_top_k (`int`, *optional*, defaults to `16`):
+            Candidates of a position that the selector chooses from.
 
     Raises:
         ValueError: for a missing or contradictory field; the message names the field and its values.
@@ -73,6 +104,19 @@ class DFlashConfig(PreTrainedConfig):
     input_embedding_scale: float | None = None
     output_multiplier: float | None = None
     final_logit_softcapping: float | None = None
+    sample_from_anchor: bool = False
+    own_embedding: bool = False
+    own_head: bool = False
+    draft_vocab_size: int | None = None
+    markov_rank: int = 0
+    markov_head_type: str = "vanilla"
+    confidence_head: bool = False
+    confidence_head_with_markov: bool = False
+    confidence_threshold: float | None = None
+    conv_kernel_size: int = 0
+    conv_group_size: int = 16
+    selector_rank: int = 0
+    selector_top_k: int = 16
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -92,6 +136,16 @@ class DFlashConfig(PreTrainedConfig):
             self.rope_parameters = {"rope_type": "default", "rope_theta": self.default_theta}
         super().__post_init__(**kwargs)
 
+    @property
+    def first_draft_slot(self) -> int:
+        """`int`: the slot that predicts the token after the anchor."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def draft_depth(self) -> int:
+        """`int`: tokens a pass drafts."""
+        return self.block_size - self.first_draft_slot
+
     def check(self) -> None:
         """Raises `ValueError` unless a drafter can be built from this configuration."""
         if not self.target_layer_ids:
@@ -101,11 +155,12 @@ class DFlashConfig(PreTrainedConfig):
             )
         if min(self.target_layer_ids) < 0:
             raise ValueError(
-                f"`target_layer_ids` are indices of target layers from 0, but are {self.target_layer_ids}."
+                f"`target_layer_ids` are {self.target_layer_ids}, but must be indices of decoder layers from 0: the "
+                "target's embedding cannot be tapped."
             )
         if self.mask_token_id is None:
             raise ValueError("The drafter's configuration has no `mask_token_id`; add it to its `dflash_config`.")
-        if self.block_size < 2:
+        if self.draft_depth < 1:
             raise ValueError(f"`block_size` counts the anchor, so it must be at least 2, but it is {self.block_size}.")
         for name in ("layer_types", "causal_layers"):
             length = len(getattr(self, name))
@@ -113,6 +168,12 @@ class DFlashConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` has {length} entries but the drafter has {self.num_hidden_layers} layers.")
         if "sliding_attention" in self.layer_types and not self.sliding_window:
             raise ValueError("`layer_types` names sliding layers but `sliding_window` is not set.")
+        if self.draft_vocab_size is not None and not (self.own_head and self.draft_vocab_size <= self.vocab_size):
+            raise ValueError(
+                f"`draft_vocab_size={self.draft_vocab_size}` means a head of the drafter's own over a part of the "
+                f"target's {self.vocab_size} tokens, but `own_head={self.own_head}`."
+            )
+        check_heads(self)
         rope_type = self.rope_parameters.get("rope_type", "default")
         if rope_type not in ROPE_TYPES:
             raise ValueError(
@@ -125,6 +186,14 @@ class DFlashConfig(PreTrainedConfig):
             )
 
     @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
+        """As the parent, for which a missing file is an empty one."""
+        raw, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not raw:
+            raise OSError(f"{pretrained_model_name_or_path} has no `config.json`, which tells what drafter it holds.")
+        return raw, kwargs
+
+    @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Reads a checkpoint's `config.json` in any supported layout.
 
@@ -134,6 +203,7 @@ class DFlashConfig(PreTrainedConfig):
 
         Raises:
             ValueError: if the layout is unknown or of an unsupported family.
+            OSError: if there is no `config.json`.
         """
         from hf_ddtree.drafters.formats import detect
 
@@ -146,12 +216,12 @@ class DFlashConfig(PreTrainedConfig):
         return (config, kwargs) if return_unused else config
 
     def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Writes `config.json` in the z-lab layout, which every DFlash loader reads."""
-        from hf_ddtree.drafters.formats import zlab
+        """Writes `config.json` in the z-lab layout, or in that of its relative with the drafter's head."""
+        from hf_ddtree.drafters.formats.exporting import export
 
         if push_to_hub:
             raise ValueError("Save to a folder first, then upload it with `huggingface_hub.upload_folder`.")
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(zlab.export(self), indent=2, sort_keys=True) + "\n"
+        text = json.dumps(export(self), indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")

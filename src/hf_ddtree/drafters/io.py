@@ -1,4 +1,4 @@
-"""What a drafter borrows of its target: the embedding, the head, and the head's scaling."""
+"""What turns tokens into a drafter's inputs and its states into logits: the target's weights, or the drafter's own."""
 
 from typing import Any
 
@@ -10,25 +10,34 @@ from hf_ddtree.compat import text_config
 
 
 class TargetIO:
-    """Embeds tokens and turns drafter states into logits, with the target's own weights.
+    """Embeds tokens and turns drafter states into logits, with the target's weights or the drafter's own.
 
     Args:
-        target (`PreTrainedModel`): the model whose embedding and head are used; nothing of it is changed.
-        drafter (`PreTrainedModel`): the drafter, whose configuration may scale either.
+        target (`PreTrainedModel`): the model whose embedding and head are borrowed; nothing of it is changed.
+        drafter (`PreTrainedModel`): the drafter. Its configuration may scale either, or say that it has its own.
     """
 
     def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel):
         config, target_config = drafter.config, text_config(target)
-        self.embedding = target.get_input_embeddings()
-        self.head = target.get_output_embeddings()
+        own_embedding, own_head = (getattr(config, name, False) for name in ("own_embedding", "own_head"))
+        self.embedding = drafter.embed_tokens if own_embedding else target.get_input_embeddings()
+        self.head = drafter.lm_head if own_head else target.get_output_embeddings()
         self.dtype, self.device = drafter.dtype, drafter.device
         self.scale = getattr(config, "input_embedding_scale", None)
-        self.multiplier = getattr(config, "output_multiplier", None) or _target_multiplier(target_config)
-        own_cap = getattr(config, "final_logit_softcapping", None)
-        self.softcap = own_cap or getattr(target_config, "final_logit_softcapping", None)
+        self.multiplier = getattr(config, "output_multiplier", None)
+        self.softcap = getattr(config, "final_logit_softcapping", None)
+        if not own_head:
+            self.multiplier = self.multiplier or _target_multiplier(target_config)
+            self.softcap = self.softcap or getattr(target_config, "final_logit_softcapping", None)
+        self._rows = target.get_input_embeddings().weight.shape[0]
+        #: `torch.LongTensor` of shape `(draft_vocab_size,)`, the target's id of each token of [`TargetIO.logits`], or
+        #: `None` where these are the target's own ids.
+        self.token_map: torch.Tensor | None = None
+        if getattr(config, "draft_vocab_size", None) is not None:
+            self.token_map = torch.arange(len(drafter.d2t), device=drafter.d2t.device) + drafter.d2t
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """`(batch, length)` ids to `(batch, length, hidden_size)` in the drafter's dtype, on its device."""
+        """`(batch, length)` target ids to `(batch, length, hidden_size)` in the drafter's dtype, on its device."""
         weight = self.embedding.weight
         token_ids = token_ids.to(weight.device)
         if self.scale is not None:
@@ -40,9 +49,14 @@ class TargetIO:
         return states.to(device=self.device, dtype=self.dtype)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """`(batch, length, hidden_size)` to fp32 logits `(batch, length, vocab_size)`, softcapped as the target's."""
+        """`(batch, length, hidden_size)` to fp32 logits `(batch, length, draft vocabulary)`, scaled and softcapped.
+
+        A head padded beyond the target's vocabulary is cut, so that every id is one the target can embed.
+        """
         weight = self.head.weight
         logits = self.head(states.to(device=weight.device, dtype=weight.dtype)).float()
+        if self.token_map is None:
+            logits = logits[..., : self._rows]
         if self.multiplier is not None:
             logits = logits * self.multiplier
         if self.softcap is not None:

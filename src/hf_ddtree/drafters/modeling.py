@@ -13,6 +13,13 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, eager_attention_f
 
 from hf_ddtree.compat import ALL_ATTENTION_FUNCTIONS, CACHE_NAME, attention_implementation
 from hf_ddtree.drafters.configuration import DFlashConfig
+from hf_ddtree.drafters.heads import (
+    CandidateSelector,
+    ConfidenceHead,
+    GroupedConvolution,
+    around,
+    build_markov_head,
+)
 
 
 class DFlashRMSNorm(nn.Module):
@@ -102,19 +109,28 @@ class DFlashLayer(nn.Module):
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = DFlashRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = DFlashRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention_conv = GroupedConvolution(config) if config.conv_kernel_size else None
+        self.mlp_conv = GroupedConvolution(config) if config.conv_kernel_size else None
 
     def forward(self, slots: torch.Tensor, context: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        slots = slots + self.self_attn(self.input_layernorm(slots), context, *args, **kwargs)
-        return slots + self.mlp(self.post_attention_layernorm(slots))
+        def attend(inputs: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(inputs, context, *args, **kwargs)
+
+        slots = slots + around(self.attention_conv, self.input_layernorm(slots), attend)
+        return slots + around(self.mlp_conv, self.post_attention_layernorm(slots), self.mlp)
 
 
 class DFlashModel(PreTrainedModel):
     r"""
     A block-diffusion drafter (DFlash, hf.co/papers/2602.06036), with the call signature of Transformers' native DFlash
-    assistants, so that it drafts trees here and chains under the native `speculation_type="dflash"`.
+    assistants, so that it drafts trees here and, if it is a plain one, chains under the native
+    `speculation_type="dflash"`.
 
-    It has no embedding and no head of its own: both come from the target. Load one with
-    [`DFlashModel.from_pretrained`], from a repository of the Hub or a folder, without remote code.
+    Embedding and head come from the target, unless the checkpoint holds its own (`embed_tokens`, `lm_head`, and for a
+    reduced vocabulary the offsets `d2t`); `TargetIO` uses whichever there is. DFlash's relatives are the same model
+    with more in it: DSpark a `markov_head` and perhaps a `confidence_head`, DFlash2 a `candidate_selector` and a
+    convolution around each attention and MLP. Load one with [`DFlashModel.from_pretrained`], from a repository of the
+    Hub or a folder, without remote code.
     """
 
     config_class = DFlashConfig
@@ -125,6 +141,8 @@ class DFlashModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
+    # Left in the file without a word; `loading` refuses them in a layout that does not know them.
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^t2d$", r"^verifier_(lm_head|norm)\."]
 
     def __init__(self, config: DFlashConfig):
         config.check()
@@ -135,6 +153,17 @@ class DFlashModel(PreTrainedModel):
         self.layers = nn.ModuleList([DFlashLayer(config, i) for i in range(config.num_hidden_layers)])
         self.norm = DFlashRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = DFlashRotaryEmbedding(config)
+        head_rows = config.draft_vocab_size or config.vocab_size
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.own_head:
+            self.lm_head = nn.Linear(config.hidden_size, head_rows, bias=False)
+        if config.draft_vocab_size is not None:
+            self.register_buffer("d2t", torch.zeros(head_rows, dtype=torch.long))
+        # Path-conditioned heads take no part in the pass: a tree builder asks them through `path_scorer`.
+        self.markov_head = build_markov_head(config) if config.markov_rank else None
+        self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
+        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
         self.post_init()
 
     def forward(
@@ -211,14 +240,16 @@ class DFlashModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> "DFlashModel":
         r"""
-        Loads a drafter from the z-lab layout, Transformers' native layout, or a folder written by `save_pretrained`.
+        Loads a drafter in any of the published layouts (docs/drafters.md), or from a folder `save_pretrained` wrote.
 
         Args:
             pretrained_model_name_or_path (`str` or `os.PathLike`): a repository of the Hub, or a folder.
             kwargs: those of [`~transformers.PreTrainedModel.from_pretrained`], such as `dtype` and `device_map`.
 
         Raises:
-            ValueError: for an unsupported family or layout, and for missing or unknown weights, which are named.
+            ValueError: for an unsupported family or layout, quantised or pickled weights, and missing or unknown ones,
+                which are named.
+            OSError: if there are no safetensors files.
         """
         from hf_ddtree.drafters.loading import load
 

@@ -1,4 +1,4 @@
-"""From the target's taps to a draft tree: one drafter pass, its marginals, the best-first tree."""
+"""From the target's taps to a draft tree: one drafter pass, its scorer, the best-first tree."""
 
 from typing import Any, ClassVar
 
@@ -10,7 +10,8 @@ from hf_ddtree.cache import DrafterContext
 from hf_ddtree.compat import CACHE_NAME, model_name
 from hf_ddtree.configuration import DEFAULT_BUDGET
 from hf_ddtree.drafters import TargetIO
-from hf_ddtree.tree import DraftTree, build_from_top, top_marginals
+from hf_ddtree.drafters.heads import path_scorer
+from hf_ddtree.tree import DraftTree, MarginalScorer, Scorer, build_from_scorer, top_marginals
 
 
 class DDTreeCandidateGenerator(CandidateGenerator):
@@ -44,17 +45,21 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         self.context = context if context is not None else DrafterContext(assistant_model)
         self.max_length, self.do_sample = generation_config.max_length, generation_config.do_sample
         self.budget, self.max_branching = budget, max_branching
+        # A native assistant's configuration knows the fill-in layout only, whose slot 0 drafts nothing.
+        self.first_slot = getattr(self.config, "first_draft_slot", 1)
+        #: `int`: tokens a pass drafts, which bounds a tree's depth.
+        self.draft_depth = self.config.block_size - self.first_slot
         masks = torch.full((1, self.config.block_size - 1), self.config.mask_token_id)
         self._mask_embeds = self.target_io.embed(masks)
 
-    def draft_logits(
+    def draft_states(
         self,
         anchor: int,
         taps: torch.Tensor,
         position_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
         depth: int,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """One drafter pass.
 
         Args:
@@ -62,10 +67,11 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             taps (`torch.Tensor` of shape `(1, new, taps * hidden_size)`): of the tokens before it that are new.
             position_ids (`torch.Tensor` of shape `(..., 1, length)`, *optional*): ending at the anchor's.
             attention_mask (`torch.Tensor` of shape `(1, length)`, *optional*): ending at the anchor.
-            depth (`int`): draft positions wanted, at most `block_size - 1`.
+            depth (`int`): draft positions wanted, at most `draft_depth`.
 
         Returns:
-            `torch.Tensor` of shape `(depth, vocab_size)`: fp32 logits of the positions after the anchor.
+            `torch.Tensor` of shape `(depth, hidden_size)`: final states of the positions after the anchor, and their
+            fp32 logits, `(depth, draft vocabulary)`.
         """
         device, block, new = self.drafter.device, self.config.block_size, taps.shape[1]
         anchor_embed = self.target_io.embed(torch.tensor([[anchor]]))
@@ -90,7 +96,8 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             self.context.rollback()
             raise
         self.context.commit(new)
-        return self.target_io.logits(outputs.last_hidden_state[:, 1 : depth + 1])[0]
+        states = outputs.last_hidden_state[:, self.first_slot : self.first_slot + depth]
+        return states[0], self.target_io.logits(states)[0]
 
     def _positions(self, position_ids: torch.Tensor | None, new: int) -> torch.Tensor:
         """`(1, new + 1)` positions of the new context and the anchor."""
@@ -102,19 +109,25 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             return flat[:, -new - 1 :]
         return flat[:, -1:] + torch.arange(-new, 1, device=flat.device)
 
-    def marginals(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(depth, ranks)` log-probabilities and token ids, of no more ranks than the budget can use."""
-        ranks = min(self.budget, self.max_branching or self.budget, logits.shape[-1])
-        return top_marginals(logits, ranks)
-
-    def build(self, anchor: int, marginals: tuple[torch.Tensor, torch.Tensor]) -> DraftTree:
-        """The tree of `budget` nodes with the highest expected acceptance length under the marginals (Algorithm 1)."""
-        if torch.isnan(marginals[0][:, 0]).any():
+    def scorer(self, states: torch.Tensor, logits: torch.Tensor) -> Scorer:
+        """The drafter's path-conditioned head, or its marginals, of no more ranks than the budget can use."""
+        if torch.isnan(states).any():
             raise ValueError(
                 f"The drafter {model_name(self.drafter)} in {self.drafter.dtype} gave NaN logits: load it with "
                 "`dtype=torch.bfloat16` or `torch.float32`."
             )
-        return build_from_top(*marginals, self.budget, max_branching=self.max_branching, anchor=anchor)
+        token_map = self.target_io.token_map
+        if (head := path_scorer(self.drafter, states, logits, token_map)) is not None:
+            return head
+        ranks = max(1, min(self.budget, self.max_branching or self.budget, logits.shape[-1]))
+        log_probs, token_ids = top_marginals(logits, ranks)
+        if token_map is not None:
+            token_ids = token_map.to(token_ids.device)[token_ids]
+        return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy())
+
+    def build(self, anchor: int, scorer: Scorer) -> DraftTree:
+        """The tree of `budget` nodes with the highest expected acceptance length under the scorer (Algorithm 1)."""
+        return build_from_scorer(scorer, self.budget, max_branching=self.max_branching, anchor=anchor)
 
     def get_candidates(
         self,
@@ -125,9 +138,10 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         n_last_matches: int = 0,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Transformers' contract for assisted decoding: the most probable chain, and its logits unless sampling.
+        """Transformers' contract for assisted decoding: the most probable chain, and its logits.
 
-        Without logits the native loop accepts a token only if the target chose it, which keeps sampling exact.
+        There are none when sampling, from a path-conditioned head, and over a vocabulary of the drafter's own: without
+        them the native loop accepts a token only if the target chose it, which keeps sampling exact.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(1, length)`): the sequence, the anchor last.
@@ -142,21 +156,25 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         Raises:
             ValueError: if `model_outputs` has no hidden states.
         """
-        depth = min(self.config.block_size - 1, self.max_length - input_ids.shape[1] - 1)
+        depth = min(self.draft_depth, self.max_length - input_ids.shape[1] - 1)
         if is_first_iteration or depth <= 0:
             return input_ids, None
         if getattr(model_outputs, "hidden_states", None) is None:
             raise ValueError("`model_outputs` must hold `hidden_states`: the drafter reads them.")
         first = self.context.position == 0
         new = input_ids.shape[1] - 1 if first else int(n_last_matches) + 1
-        states = [model_outputs.hidden_states[i + 1][:, :new] for i in self.config.target_layer_ids]
-        kwargs = model_kwargs or {}
-        logits = self.draft_logits(
-            int(input_ids[0, -1]),
-            torch.cat([state.to(states[0].device) for state in states], dim=-1),
+        taps = [model_outputs.hidden_states[i + 1][:, :new] for i in self.config.target_layer_ids]
+        kwargs, anchor = model_kwargs or {}, int(input_ids[0, -1])
+        states, logits = self.draft_states(
+            anchor,
+            torch.cat([tap.to(taps[0].device) for tap in taps], dim=-1),
             kwargs.get("position_ids"),
             kwargs.get("attention_mask"),
             depth,
         )
-        chain = logits.argmax(dim=-1).to(input_ids.device)[None]
-        return torch.cat([input_ids, chain], dim=-1), None if self.do_sample else logits[None].to(input_ids.device)
+        scorer = self.scorer(states, logits)
+        tree = build_from_scorer(scorer, depth, max_branching=1, anchor=anchor)
+        chain = tree.token_ids[1:].to(input_ids.device)[None]
+        independent = isinstance(scorer, MarginalScorer) and self.target_io.token_map is None
+        given = logits[None].to(input_ids.device) if independent and not self.do_sample else None
+        return torch.cat([input_ids, chain], dim=-1), given

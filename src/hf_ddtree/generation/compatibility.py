@@ -7,20 +7,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_ddtree import attention, cache
-from hf_ddtree.compat import (
-    CACHE_NAME,
-    decoder_layers,
-    is_dflash_drafter,
-    is_stateful,
-    model_name,
-    supported_modes,
-    text_config,
-)
+from hf_ddtree.compat import CACHE_NAME, is_dflash_drafter, is_stateful, supported_modes, text_config
 from hf_ddtree.configuration import TreeSettings
 from hf_ddtree.generation import positions
-
-# A vocabulary is padded to a round number by at most this; a larger difference is another tokenizer.
-MAX_VOCABULARY_PADDING = 1024
+from hf_ddtree.generation.pair import check_pair
 
 # Settings of other strategies, with the value that means "not used".
 _EXCLUSIVE: dict[str, tuple[Any, ...]] = {
@@ -111,58 +101,6 @@ def check_target(target: PreTrainedModel, generation_config: GenerationConfig) -
     if generation_config.output_attentions and attention.original_implementation(text_config(target)) != "eager":
         raise ValueError(
             '`output_attentions=True` needs the target on eager attention: load it with `attn_implementation="eager"`.'
-        )
-
-
-def check_pair(target: PreTrainedModel, drafter: PreTrainedModel) -> None:
-    """Raises `ValueError` unless the drafter was trained for a target of this shape."""
-    config, target_config = drafter.config, text_config(target)
-    embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-    if head is None:
-        raise ValueError(
-            f"{type(target).__name__} has no output embedding, which a DFlash drafter borrows for its logits."
-        )
-    for what, module in (("embedding", embedding), ("output head", head)):
-        weight = getattr(module, "weight", None)
-        if weight is None or weight.device.type == "meta":
-            raise ValueError(
-                f"The target's {what} ({type(module).__name__}) is offloaded or quantised, but a DFlash drafter "
-                "borrows its weights: keep it in memory and unquantised."
-            )
-    names = f"drafter {model_name(drafter)} and target {model_name(target)}"
-    rows, width = embedding.weight.shape
-    layers = len(decoder_layers(target))
-    trained = getattr(config, "num_target_layers", None)
-    if trained is not None and trained != layers:
-        raise ValueError(
-            f"The {names} do not fit: the drafter was trained for {trained} target layers, the target has {layers}. "
-            "Use the drafter that was trained for this model."
-        )
-    if max(config.target_layer_ids) >= layers:
-        raise ValueError(
-            f"The {names} do not fit: the drafter taps layers {list(config.target_layer_ids)}, the target has "
-            f"{layers}."
-        )
-    tapped = getattr(config, "target_hidden_size", None) or config.hidden_size
-    for what, of_drafter, of_target in (
-        ("hidden size of the taps", tapped, target_config.hidden_size),
-        ("embedding width", config.hidden_size, width),
-        ("head width", config.hidden_size, head.weight.shape[1]),
-    ):
-        if of_drafter != of_target:
-            raise ValueError(
-                f"The {names} do not fit: {what} is {of_drafter} in the drafter, {of_target} in the target. Use the "
-                "drafter that was trained for this model."
-            )
-    if config.mask_token_id >= rows:
-        raise ValueError(
-            f"The {names} do not fit: the mask token {config.mask_token_id} lies outside the target's {rows} "
-            "embedding rows."
-        )
-    vocabulary = getattr(config, "vocab_size", None)
-    if vocabulary is not None and config.model_type == "dflash" and abs(vocabulary - rows) > MAX_VOCABULARY_PADDING:
-        raise ValueError(
-            f"The {names} do not fit: vocabularies of {vocabulary} and {rows} tokens are of different tokenizers."
         )
 
 

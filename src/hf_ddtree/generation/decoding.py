@@ -14,6 +14,7 @@ from hf_ddtree.generation.acceptance import GreedyWalk, LazyWalk, Walk
 from hf_ddtree.generation.candidate_generator import DDTreeCandidateGenerator
 from hf_ddtree.generation.collection import OutputCollector
 from hf_ddtree.generation.compatibility import check_inputs
+from hf_ddtree.generation.floor import floor_of
 from hf_ddtree.generation.output import (
     STAGES,
     DDTreeDecoderOnlyOutput,
@@ -91,6 +92,7 @@ class _Session:
             self.walk = LazyWalk(logits_processor, stopping_criteria, generation_config, streamer)
         self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
         self.timer = StageTimer(model.device)
+        self.floor = floor_of(model, drafter)
         # Made by the prefill: what the drafter has read depends on the cache, which only then is whole.
         self.context: DrafterContext
         self.candidates: DDTreeCandidateGenerator
@@ -163,6 +165,7 @@ class _Session:
         self._extend_kwargs(outputs, len(walk.path))
         self.stats.acceptance_lengths.append(len(walk.path))
         self.stats.nodes_verified += len(tree) - 1
+        self.floor.observe(len(tree) - 1, len(walk.path))
         if self.stats.trees is not None:
             self.stats.trees.append(VerifiedTree(tree, walk.path))
         self.timer.lap("commit")
@@ -171,20 +174,20 @@ class _Session:
     def _draft(self, anchor: int, length: int) -> DraftTree:
         """The round's tree, no deeper than the tokens that may still be emitted."""
         room = self.config.max_length - length
-        depth = min(self.drafter.config.block_size, room) - 1
+        candidates = self.candidates
+        depth = min(candidates.draft_depth, room - 1)
         if depth < 1 or self.budget == 0:
             return DraftTree.root_only(anchor)
-        candidates = self.candidates
-        logits = candidates.draft_logits(
+        states, logits = candidates.draft_states(
             anchor,
             self.context.read(),
             self.model_kwargs.get("position_ids"),
             self.model_kwargs.get("attention_mask"),
             depth,
         )
-        marginals = candidates.marginals(logits)
+        scorer = candidates.scorer(states, logits)
         self.timer.lap("draft")
-        tree = candidates.build(anchor, marginals)
+        tree = candidates.build(anchor, scorer)
         self.timer.lap("build")
         return tree
 

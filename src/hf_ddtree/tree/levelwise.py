@@ -47,12 +47,13 @@ def build_level_wise(scorer: Scorer, budget: int, width: int, anchor: int) -> Dr
             chosen = chosen[np.sort(np.argsort(table.ravel()[chosen], kind="stable")[:budget])]
         if len(chosen) == 0:
             break
+        # No node costlier than the budget-th cheapest so far can be in the tree, nor be a parent of one.
+        cheapest = np.sort(np.concatenate((cheapest, table.ravel()[chosen])))[:budget]
+        limit = cheapest[-1] if len(cheapest) == budget else UNBOUNDED
+        chosen = chosen[table.ravel()[chosen] <= limit]
         parents = chosen // table.shape[1]
         starts = parents.searchsorted(np.arange(len(level_costs) + 1))
         level_costs, level_tokens = table.ravel()[chosen], ids.ravel()[chosen]
         states = None if states is None else states[torch.from_numpy(parents).to(states.device)]
         levels.add(parents, starts, level_costs, level_tokens)
-        # No node costlier than the budget-th cheapest so far can be in the tree.
-        cheapest = np.sort(np.concatenate((cheapest, level_costs)))[:budget]
-        limit = cheapest[-1] if len(cheapest) == budget else UNBOUNDED
     return levels.to_tree(budget)

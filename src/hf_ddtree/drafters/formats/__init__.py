@@ -1,72 +1,73 @@
-"""One module per checkpoint layout: `detect(raw)`, `convert(raw)` to [`DFlashConfig`] fields, and `KEY_MAPPING`."""
+"""One module per checkpoint layout: `detect(raw)`, `convert(raw)` to [`DFlashConfig`] fields, and `KEY_MAPPING`.
+
+A layout may also have `DROPPED`, patterns of weights that are left in the file, and `of_weights(fields, names)`, the
+fields that only the names of the weights tell.
+"""
 
 from types import ModuleType
 from typing import Any
 
-from hf_ddtree.drafters.formats import flat, native, zlab
+from hf_ddtree.drafters.formats import (
+    deepspec,
+    dflash2,
+    dspark,
+    flat,
+    jetspec,
+    modelopt,
+    native,
+    nemo,
+    open_spec,
+    refused,
+    specforge,
+    speculators,
+    speculators_dspark,
+    zlab,
+)
+from hf_ddtree.drafters.formats.refused import Refused, family_of_weights
 
-FORMATS: tuple[ModuleType, ...] = (flat, native, zlab)
+__all__ = ["ORDER", "detect", "family_of_weights"]
 
-# Relatives of DFlash whose heads or layers differ: loading their weights as plain DFlash would draft nonsense.
-_RELATIVES = {
-    "FlashMap": ("FlashMapDraftModel",),
-    "DFlare": ("DFlareDraftModel",),
-    "DeepSpec DSpark": ("Qwen3DSparkModel", "Gemma4DSparkModel", "LingDSparkModel", "Lfm2DSparkDraftModel"),
-    "DSpark": ("DSparkDraftModel",),
-    "LiLiCorr": ("LiLiCorrDraftModel",),
-    "DFlash2": (
-        "DFlash2DraftModel",
-        "DFlash2BeamDraftModel",
-        "MiniMaxDFlash2DraftModel",
-        "Qwen3DFlash2DraftModel",
-    ),
-    "Domino": ("DominoDraftModel",),
-    "Laguna": ("DFlashLagunaForCausalLM",),
-}
-
-
-def family_of(raw: dict[str, Any]) -> str | None:
-    """The DFlash relative a `config.json` belongs to, or `None` for plain DFlash."""
-    nested = raw.get("dflash_config") or {}
-    architectures = raw.get("architectures") or []
-    if "open_spec_config_version" in raw:
-        return "Open Spec Config"
-    if "speculators_model_type" in raw:
-        return "speculators"
-    for family, names in _RELATIVES.items():
-        if any(name in names for name in architectures):
-            return family
-    if any(key.startswith("lilicorr_") for key in nested):
-        return "LiLiCorr"
-    if "selector_rank" in nested or "selector_rank" in raw:
-        return "DFlash2"
-    if nested.get("projector_type"):
-        return str(nested["projector_type"]).capitalize()
-    if nested.get("markov_rank") or raw.get("markov_rank"):
-        return "DSpark"
-    return None
+#: The first that detects a `config.json` has it; a layout that shares an architecture with others follows them.
+ORDER: tuple[ModuleType | Refused, ...] = (
+    flat,
+    open_spec,
+    refused.OPEN_SPEC,
+    speculators,
+    speculators_dspark,
+    refused.SPECULATORS,
+    native,
+    refused.FLASHMAP,
+    refused.DFLARE,
+    deepspec,
+    refused.LILICORR,
+    dflash2,
+    refused.DFLASH2,
+    refused.DOMINO,
+    dspark,
+    refused.DSPARK,
+    refused.LAGUNA,
+    refused.MIMO,
+    nemo,
+    modelopt,
+    jetspec,
+    specforge,
+    zlab,
+)
 
 
 def detect(raw: dict[str, Any]) -> ModuleType:
     """The layout module for a raw `config.json`.
 
     Raises:
-        ValueError: for a relative of DFlash that is not supported, and for anything that is not a DFlash drafter.
+        ValueError: for a relative of DFlash that is not supported, a quantised drafter, and what is no DFlash drafter.
     """
-    if family := family_of(raw):
-        raise ValueError(
-            f"This drafter is a {family} checkpoint, which is not supported yet. Supported are plain DFlash "
-            "checkpoints in the z-lab layout (`DFlashDraftModel`) and in Transformers' native layout "
-            "(`muse_glimmer_assistant`)."
-        )
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ValueError(f"This drafter is quantised ({method}), which is not supported: use its bf16 checkpoint.")
-    for layout in FORMATS:
+    for layout in ORDER:
         if layout.detect(raw):
-            return layout
+            return layout.refuse(raw) if isinstance(layout, Refused) else layout
     raise ValueError(
         f"Not a DFlash drafter: architectures {raw.get('architectures')}, model_type {raw.get('model_type')!r}. "
-        "Expected the architecture `DFlashDraftModel` with a `dflash_config` (z-lab layout), or "
-        "`muse_glimmer_assistant`."
+        f"Expected the architecture `DFlashDraftModel` with a `dflash_config`, or another layout; {refused.SUPPORTED}"
     )

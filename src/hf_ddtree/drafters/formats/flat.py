@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from hf_ddtree.drafters.formats import zlab
+
 KEY_MAPPING: dict[str, str] = {}
 
 
 def detect(raw: dict[str, Any]) -> bool:
-    return raw.get("model_type") == "dflash"
+    return raw.get("model_type") == "dflash" and not zlab.detect(raw)
 
 
 def convert(raw: dict[str, Any]) -> dict[str, Any]:

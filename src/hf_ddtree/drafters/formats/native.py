@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hf_ddtree.drafters.formats.zlab import rope_parameters
+from hf_ddtree.drafters.formats.body import rope_parameters
 
 MODEL_TYPE = "muse_glimmer_assistant"
 

@@ -2,33 +2,16 @@
 
 from typing import Any
 
-ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashDraftModel")
+from hf_ddtree.drafters.formats.body import COPIED, body, setting
+
+ARCHITECTURES = ("DFlashDraftModel",)
 
 # Some exports nest the drafter under `model.` or call a single layer `midlayer.`.
 KEY_MAPPING = {r"^model\.": "", r"^midlayer\.": "layers.0."}
 
-_COPIED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "initializer_range",
-    "rms_norm_eps",
-    "attention_bias",
-    "num_target_layers",
-    "target_hidden_size",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-)
-# What changes the meaning of a pass, in ways not supported: JetSpec's shifted slots, ModelOpt's own windows.
-_REFUSED = ("draft_shift", "use_swa")
 _NESTED = ("target_layer_ids", "input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+# What no other loader has a name for is written under ours.
+_OWN = ("sample_from_anchor", "own_embedding", "own_head", "draft_vocab_size")
 
 
 def detect(raw: dict[str, Any]) -> bool:
@@ -36,54 +19,32 @@ def detect(raw: dict[str, Any]) -> bool:
 
 
 def convert(raw: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a [`DFlashConfig`]; the raw JSON is read, as `model_type` names another family's defaults.
-
-    Raises:
-        ValueError: for a setting that is not supported.
-    """
-    nested = raw.get("dflash_config") or {}
-    for name in _REFUSED:
-        if value := nested.get(name, raw.get(name)):
-            raise ValueError(f"The drafter's configuration sets `{name}={value!r}`, which is not supported yet.")
-    fields = {name: raw[name] for name in _COPIED if raw.get(name) is not None}
-    fields |= {name: nested.get(name, raw.get(name)) for name in _NESTED}
-    fields["block_size"] = nested.get("block_size") or raw.get("block_size") or 16
-    fields["mask_token_id"] = nested.get("mask_token_id", raw.get("mask_token_id"))
-    fields["rope_parameters"] = rope_parameters(raw)
-    count = raw["num_hidden_layers"]
-    fields["layer_types"] = raw.get("layer_types") or ["full_attention"] * count
-    if "sliding_attention" in fields["layer_types"]:
-        fields["sliding_window"] = raw.get("sliding_window")
+    """Fields of a [`DFlashConfig`]; the raw JSON is read, as `model_type` names another family's defaults."""
+    fields = body(raw)
+    fields |= {name: setting(raw, name) for name in _NESTED}
+    fields["block_size"] = setting(raw, "block_size") or 16
+    fields["mask_token_id"] = setting(raw, "mask_token_id")
     fields["inclusive_window"] = raw.get("inclusive_window", False)
     fields["causal_layers"] = raw.get("causal_layers") or causal_layers(raw, fields["layer_types"])
-    if raw.get("dtype") or raw.get("torch_dtype"):
-        fields["dtype"] = raw.get("dtype") or raw.get("torch_dtype")
+    fields |= {name: value for name in _OWN if (value := setting(raw, name)) is not None}
+    if fields.get("draft_vocab_size") == raw.get("vocab_size") and not fields.get("own_head"):
+        # Only a smaller one means a map of the drafter's own.
+        fields.pop("draft_vocab_size", None)
     return fields
 
 
 def causal_layers(raw: dict[str, Any], layer_types: list[str]) -> list[bool]:
     """`is_causal` rules all layers, then `dflash_config.causal`; else sliding layers are causal, full ones not."""
-    nested = raw.get("dflash_config") or {}
-    given = (raw.get("is_causal"), nested.get("causal"), nested.get("causal_head"), raw.get("causal_head"))
+    given = (raw.get("is_causal"), (raw.get("dflash_config") or {}).get("causal"))
     causal = next((value for value in given if value is not None), None)
-    if causal is None and "Qwen3DFlashDraftModel" in (raw.get("architectures") or []):
-        # NeMo AutoModel's drafters are bidirectional throughout.
-        causal = False
     return [kind == "sliding_attention" if causal is None else bool(causal) for kind in layer_types]
-
-
-def rope_parameters(raw: dict[str, Any]) -> dict[str, Any]:
-    """RoPE settings from either spelling: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
-    settings = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    settings["rope_type"] = settings.pop("type", None) or settings.get("rope_type") or "default"
-    settings.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
-    return settings
 
 
 def export(config: Any) -> dict[str, Any]:
     """The `config.json` of a [`DFlashConfig`] in this layout, with RoPE in both spellings."""
-    raw = {name: getattr(config, name) for name in _COPIED}
+    raw = {name: getattr(config, name) for name in COPIED}
     nested = {name: getattr(config, name) for name in _NESTED if getattr(config, name) is not None}
+    nested |= {name: getattr(config, name) for name in _OWN if getattr(config, name)}
     scaling = {key: value for key, value in config.rope_parameters.items() if key != "rope_theta"}
     raw |= {
         "architectures": ["DFlashDraftModel"],

@@ -1,0 +1,82 @@
+"""`hf-ddtree doctor` as a user runs it: what it detects, every check with both values, and the exit code."""
+
+import json
+import re
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_ddtree.cli import app
+
+from .conftest import BLOCK, LAYERS, WIDTH, save_target
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, ["doctor", *map(str, arguments), "--device", "cpu"], catch_exceptions=False)
+    return result, " ".join(result.output.split())
+
+
+def drafter_like(folders, folder, **changes):
+    """The drafter with another `config.json`."""
+    shutil.copytree(folders.drafter, folder, dirs_exist_ok=True)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | changes))
+    return folder
+
+
+def test_a_sound_pair(folders):
+    result, text = invoke(folders.target, folders.drafter, "--prompt", "hello world", "--budget", 15)
+    assert result.exit_code == 0, result.output
+    for detected in ("layout ", f"block size {BLOCK}", "tapped layers 0, 1", "DFlashDraftModel", "bidirectional"):
+        assert detected in text
+    assert f"target layers trained for {LAYERS} {LAYERS} ok" in text
+    assert f"hidden size of the taps {WIDTH} {WIDTH} ok" in text
+    assert re.search(r"target weights [\d.]+ KiB", text) and re.search(r"drafter cache, 1000 tokens [\d.]+ KiB", text)
+    assert "logits of 16 nodes" in text
+    assert re.search(r"acceptance length [\d.]+ tokens a round", text)
+    assert "text of 20 tokens with trees: equal plain decoding ok" in text
+    assert "FAIL" not in text and "Every check passed." in text
+
+
+def test_piped_output_is_plain_and_narrow(folders):
+    result, _ = invoke(folders.target, folders.drafter, "--prompt", "hello")
+    assert "\x1b" not in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_every_failing_check_is_shown(folders, tmp_path):
+    save_target(tmp_path, layers=LAYERS + 1)
+    other = drafter_like(folders, tmp_path / "drafter", num_target_layers=LAYERS, vocab_size=5000)
+    result, text = invoke(tmp_path, other)
+    assert result.exit_code == 1
+    assert f"target layers trained for {LAYERS} {LAYERS + 1} FAIL" in text
+    assert f"trained for {LAYERS} target layers, the target has {LAYERS + 1}" in text
+    assert "vocabulary 5000 16 ± 1024 FAIL" in text
+    assert "2 checks failed" in text
+    assert "Trial" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["FlashMapDraftModel"]}, "FlashMap"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised (fp8)"),
+        ({"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, "missing keys"),
+    ],
+    ids=["family", "quantised", "weights"],
+)
+def test_a_drafter_that_does_not_load(folders, tmp_path, changes, message):
+    result, text = invoke(folders.target, drafter_like(folders, tmp_path, **changes))
+    assert result.exit_code == 1
+    assert message in text and "1 check failed" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("which", ["target", "drafter"])
+def test_nothing_there_is_misuse(folders, which):
+    result, text = invoke(
+        *[("no/such/folder" if part == which else getattr(folders, part)) for part in ("target", "drafter")]
+    )
+    assert result.exit_code == 2
+    assert text.startswith("Error: ") and "no/such/folder" in text

@@ -117,7 +117,7 @@ class GrowingLayer(_TreeLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
-        if torch.is_grad_enabled() and key_states.requires_grad:
+        if self._mark is None and torch.is_grad_enabled() and key_states.requires_grad:
             # Rows written in place would change what an earlier forward saved for its backward.
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized or self.keys.numel() == 0:

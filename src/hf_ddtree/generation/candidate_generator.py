@@ -52,6 +52,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         masks = torch.full((1, self.config.block_size - 1), self.config.mask_token_id)
         self._mask_embeds = self.target_io.embed(masks)
 
+    @torch.no_grad()
     def draft_states(
         self,
         anchor: int,

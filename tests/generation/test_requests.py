@@ -49,6 +49,11 @@ def test_a_batch(pair: Any) -> None:
         tree(*pair, prompt().repeat(2, 1), max_new_tokens=4)
 
 
+def test_an_empty_prompt(pair: Any) -> None:
+    with pytest.raises(ValueError, match="prompt has no tokens"):
+        tree(*pair, torch.empty(1, 0, dtype=torch.long), max_new_tokens=4)
+
+
 def test_a_batch_of_embeddings(pair: Any) -> None:
     embeds = pair[0].get_input_embeddings()(prompt().repeat(3, 1)).detach()
     with pytest.raises(ValueError, match=r"batch holds 3"):

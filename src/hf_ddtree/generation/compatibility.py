@@ -115,6 +115,11 @@ def check_inputs(
             f"Tree decoding serves one sequence at a time, but the batch holds {batch}: call `generate` once a "
             "prompt (a pipeline does with `batch_size=1`)."
         )
+    if embeds is None and input_ids.shape[1] == 0:
+        raise ValueError(
+            "The prompt has no tokens, so there is nothing to continue: pass at least one, the model's "
+            "beginning-of-text token for instance."
+        )
     cache.check(model_kwargs.get(CACHE_NAME))
     embedded = embeds.shape[1] if embeds is not None and input_ids.shape[1] == 0 else 0
     positions.check_length(target, generation_config.max_length + embedded)

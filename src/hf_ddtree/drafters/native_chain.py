@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from hf_ddtree.compat import model_name
+
 # Fields that the chain does not read, with the values that ask for nothing, and what any other asks for.
 _UNREAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "markov_rank": ((None, 0), "a Markov head (DSpark)"),
@@ -27,6 +29,6 @@ def check_native_chain(drafter: Any) -> None:
     if found:
         raise ValueError(
             'Transformers\' own chain (`speculation_type="dflash"`) knows plain DFlash drafters only, but '
-            f"{getattr(config, '_name_or_path', '') or type(drafter).__name__} has {', '.join(found)}. Generate with "
+            f"{model_name(drafter)} has {', '.join(found)}. Generate with "
             "`generation_config=DDTreeConfig(...)`; `max_branching=1` makes its tree a chain."
         )

@@ -6,6 +6,7 @@ Both travel in context variables, so that two threads generating with one model 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,13 @@ def ancestors_or_self(subtree_ends: torch.Tensor) -> torch.Tensor:
     return (nodes[None] <= nodes[:, None]) & (nodes[:, None] < subtree_ends[None])
 
 
+class MixerKind(Enum):
+    """How a layer passes information from token to token. One layer may do both."""
+
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+
+
 class TreeRound:
     """The tree whose forward is running, as tensors on the target's device.
 
@@ -33,8 +41,8 @@ class TreeRound:
     def __init__(self, depths: torch.Tensor, subtree_ends: torch.Tensor):
         self.depths = depths
         self.subtree_ends = subtree_ends
-        #: How many layers have attended to this tree.
-        self.layers_attended = 0
+        #: `(layer_idx, kind)` of the layers that have read this tree, `kind` as in [`MixerKind`].
+        self.mixed: set[tuple[int | None, MixerKind]] = set()
         self._packed: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     @cached_property

@@ -9,7 +9,7 @@ from torch import nn
 from hf_ddtree.attention.packed import packed_sdpa
 from hf_ddtree.attention.switch import original_implementation
 from hf_ddtree.compat import ALL_ATTENTION_FUNCTIONS
-from hf_ddtree.round import CURRENT_ROUND
+from hf_ddtree.round import CURRENT_ROUND, MixerKind
 
 # Arguments of the attention function that the packed route knows nothing of.
 _NOT_PACKED = ("softcap", "s_aux", "position_bias")
@@ -43,7 +43,7 @@ def ddtree_attention(
     implementation = original_implementation(module.config)
     tree = CURRENT_ROUND.get()
     if tree is not None:
-        tree.layers_attended += 1
+        tree.mixed.add((getattr(module, "layer_idx", None), MixerKind.ATTENTION))
     if implementation == "eager":
         attend = _eager_function(module)
     elif tree is not None and all(kwargs.get(name) is None for name in _NOT_PACKED):

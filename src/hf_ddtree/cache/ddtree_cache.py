@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
 from hf_ddtree.compat import EMPTY_CACHE_LAYERS
+from hf_ddtree.round import MixerKind
 
 _ADOPTED: dict[type, Any] = {DynamicLayer: GrowingLayer.adopt, DynamicSlidingWindowLayer: GrowingSlidingLayer.adopt}
 _KEPT = (GrowingLayer, GrowingSlidingLayer, *EMPTY_CACHE_LAYERS)
@@ -123,6 +124,13 @@ def rollback(cache: Cache) -> None:
     """See [`DDTreeCache.rollback`]; works on any adopted cache."""
     for layer in _round_layers(cache):
         layer.rollback()
+
+
+def mixers(cache: Cache) -> set[tuple[int, MixerKind]]:
+    """`(layer_idx, kind)` of every layer that keeps something of the tokens it has read, after a prefill."""
+    return {
+        (index, MixerKind.ATTENTION) for index, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer)
+    }
 
 
 def _round_layers(cache: Cache) -> list[Any]:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_ddtree.cache import DDTreeCache, begin
-from hf_ddtree.compat import CACHE_NAME, decoder_layers, text_config
+from hf_ddtree.cache import DDTreeCache, begin, mixers
+from hf_ddtree.compat import CACHE_NAME, text_config
 from hf_ddtree.generation.verification import TreeVerifier
 from hf_ddtree.round import TreeRound
 from hf_ddtree.tree import DraftTree
@@ -43,13 +43,14 @@ def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier)
     prefix = (torch.arange(PREFIX) * 5 + 3)[None] % vocabulary
     tree.token_ids.copy_(tree.token_ids % vocabulary)
     tree_round = TreeRound(tree.depths.to(target.device), tree.subtree_ends.to(target.device))
-    nodes = _logits_of_nodes(target, verifier, prefix, tree, tree_round)
-    layers = len(decoder_layers(target))
+    cache = DDTreeCache(config=text_config(target))
+    nodes = _logits_of_nodes(target, verifier, prefix, tree, tree_round, cache)
     name = type(target).__name__
-    if tree_round.layers_attended != layers:
+    if missing := mixers(cache) - tree_round.mixed:
+        listed = ", ".join(f"{index} ({kind.value})" for index, kind in sorted(missing, key=lambda mixer: mixer[0]))
         raise ValueError(
-            f"{tree_round.layers_attended} of the {layers} layers of {name} attend through Transformers' attention "
-            "interface, which a draft tree is verified through. Generate without `assistant_model`."
+            f"Layers {listed} of {name} do not read tokens through Transformers' attention interface, which a draft "
+            "tree is verified through. Generate without `assistant_model`."
         )
     differences = []
     for branch in branches:
@@ -80,9 +81,13 @@ def _tree() -> DraftTree:
 
 
 def _logits_of_nodes(
-    target: PreTrainedModel, verifier: TreeVerifier, prefix: torch.Tensor, tree: DraftTree, tree_round: TreeRound
+    target: PreTrainedModel,
+    verifier: TreeVerifier,
+    prefix: torch.Tensor,
+    tree: DraftTree,
+    tree_round: TreeRound,
+    cache: DDTreeCache,
 ) -> torch.Tensor:
-    cache = DDTreeCache(config=text_config(target))
     _forward(target, prefix, cache)
     begin(cache)
     positions = torch.arange(PREFIX + 1, device=target.device)[None]

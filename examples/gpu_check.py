@@ -1,6 +1,7 @@
 """For whoever has a GPU: the shipped pair, or any other, on it. Says whether outputs agree, and where the time goes.
 
     python examples/gpu_check.py
+    python examples/gpu_check.py --device-map balanced          # two GPUs or more
     python examples/gpu_check.py --model Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 --dtype bfloat16
 
 The package has been run on CPUs only. With the shipped pair this takes a minute or two; `--device cpu` tries the
@@ -19,6 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_ddtree import DDTreeConfig, DFlashModel
 
+# Kinds of cache that move rows between host and device, or keep them where a graph expects them.
+CACHES = ["offloaded", "static", "offloaded_static"]
 PROMPTS = ["def quicksort(items):\n", "class Stack:\n    def __init__(self):\n", "import json\n\ndef load(path):\n"]
 
 
@@ -42,6 +45,21 @@ def first_difference(model: Any, plain: torch.Tensor, other: torch.Tensor) -> fl
     return float(best[0] - best[1])
 
 
+def check_caches(model: Any, drafter: Any, ids: torch.Tensor, budget: int, **kwargs: Any) -> int:
+    """Each kind of cache against plain decoding with the same kind; returns how many differ."""
+    wrong = 0
+    for kind in CACHES:
+        kwargs.update(cache_implementation=kind, disable_compile=True)
+        plain, plain_seconds = timed(model, ids, **kwargs)
+        config = DDTreeConfig(budget=budget, **kwargs)
+        output, seconds = timed(model, ids, assistant_model=drafter, generation_config=config)
+        gap = first_difference(model, plain, output)
+        wrong += gap is not None and (model.dtype == torch.float32 and gap >= 1e-4)
+        same = "identical" if gap is None else f"differs where the gap is {gap:.1e}"
+        print(f"  {kind} cache, budget {budget}: {plain_seconds / seconds:.2f}x, {same}")
+    return wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shipped = files("hf_ddtree") / "demo_pair"
@@ -49,13 +67,15 @@ def main() -> int:
     parser.add_argument("--drafter", default=str(shipped / "drafter"))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device-map", help="'balanced' spreads the target over all GPUs")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--budgets", type=int, nargs="+", default=[15, 63, 255, 511])
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).to(options.device)
-    drafter = DFlashModel.from_pretrained(options.drafter, dtype=dtype).to(options.device)
+    places = options.device_map or {"": options.device}
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, device_map=places)
+    drafter = DFlashModel.from_pretrained(options.drafter, dtype=dtype).to(model.get_output_embeddings().weight.device)
     if options.device == "cuda":
         print(torch.cuda.get_device_name(), torch.__version__)
     plain_kwargs = {"max_new_tokens": options.max_new_tokens, "do_sample": False}
@@ -78,6 +98,8 @@ def main() -> int:
                 f"  budget {budget}: {plain_seconds / seconds:.2f}x, "
                 f"{stats.mean_acceptance_length:.2f} tokens a round, {same}; ms a round: {stages}"
             )
+    if options.device == "cuda":
+        wrong += check_caches(model, drafter, ids, options.budgets[0], **plain_kwargs)
     return int(wrong > 0)
 
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 # Read when transformers and tokenizers are imported, so set before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -26,3 +27,43 @@ def shared_folder() -> Path:
     if not folder:
         pytest.skip("HF_DDTREE_SHARED does not name the folder of shared models and data")
     return Path(folder)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--models-report",
+        type=Path,
+        metavar="PATH",
+        help="run the tests of every model family, those that are slow too, and write what they measured as JSON",
+    )
+
+
+_ROWS = pytest.StashKey[list[Any]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ROWS] = []
+    if config.getoption("--models-report") is not None:
+        os.environ["HF_DDTREE_REPORTS_MODELS"] = "1"
+
+
+@pytest.fixture
+def models_report(pytestconfig: pytest.Config) -> list[Any]:
+    """Where tests of model families leave their rows of the matrix, as dictionaries."""
+    return pytestconfig.stash[_ROWS]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    rows, config = session.config.stash[_ROWS], session.config
+    if hasattr(config, "workeroutput"):
+        # A worker of xdist leaves writing to the process that collects all.
+        config.workeroutput["models_report"] = rows
+    elif (path := config.getoption("--models-report")) is not None:
+        from models.measure import write
+
+        write(rows, path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_ROWS] += node.workeroutput.get("models_report", [])

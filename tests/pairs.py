@@ -1,4 +1,4 @@
-"""Tiny random pairs of target and drafter, one for each attention family, and running them side by side."""
+"""Tiny random pairs of target and drafter, one for each kind of attention layer, and running them side by side."""
 
 from typing import Any
 
@@ -7,48 +7,20 @@ import transformers as T
 from transformers import GenerationConfig
 
 from hf_ddtree import DDTreeConfig, DFlashConfig, DFlashModel
+from models.family import LAYERS, SHAPE, VOCABULARY, known_fields
+from models.zoo import ALL
 
-VOCABULARY = 16
-LAYERS = 4
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-_SHAPE: dict[str, Any] = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=512,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=None,
-)
-_MIXED: dict[str, Any] = dict(sliding_window=6, layer_types=[SLIDING, FULL] * 2)
-
+# Every kind of attention layer once: what runs in all of the tests that a family may matter to.
 FAMILIES: dict[str, Any] = {
-    "llama": lambda: T.LlamaForCausalLM(T.LlamaConfig(**_SHAPE)),
-    "mistral": lambda: T.MistralForCausalLM(T.MistralConfig(**_SHAPE, sliding_window=7)),
-    "qwen3": lambda: T.Qwen3ForCausalLM(T.Qwen3Config(**_SHAPE)),
-    "qwen3_sliding": lambda: T.Qwen3ForCausalLM(T.Qwen3Config(**_SHAPE, use_sliding_window=True, **_MIXED)),
-    "qwen3_moe": lambda: T.Qwen3MoeForCausalLM(
-        T.Qwen3MoeConfig(**_SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
-    ),
-    "gemma2": lambda: T.Gemma2ForCausalLM(
-        T.Gemma2Config(**_SHAPE, **_MIXED, attn_logit_softcapping=5.0, final_logit_softcapping=8.0)
-    ),
-    "gemma3": lambda: T.Gemma3ForCausalLM(T.Gemma3TextConfig(**_SHAPE, **_MIXED)),
-    "gpt_oss": lambda: T.GptOssForCausalLM(
-        T.GptOssConfig(**_SHAPE, **_MIXED, num_local_experts=4, num_experts_per_tok=2)
-    ),
+    name: ALL[name].build
+    for name in ("llama", "mistral", "qwen3", "qwen3_sliding", "qwen3_moe", "gemma2", "gemma3", "gpt_oss")
 }
 
 # Families with a test of their own.
 _FURTHER: dict[str, Any] = {
     "longrope": lambda: T.Phi3ForCausalLM(
         T.Phi3Config(
-            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+            **known_fields(T.Phi3Config, SHAPE),
             original_max_position_embeddings=24,
             rope_parameters={
                 "rope_type": "longrope",
@@ -63,10 +35,10 @@ _FURTHER: dict[str, Any] = {
 }
 
 
-def make_target(family: str = "qwen3", seed: int = 0, implementation: str | None = None) -> Any:
-    """A random target whose next token depends on its context: flat weights would repeat one token."""
+def make_target(family: Any = "qwen3", seed: int = 0, implementation: str | None = None) -> Any:
+    """A random target, of a family or built by a function; flat weights would repeat one token."""
     torch.manual_seed(seed)
-    model = {**FAMILIES, **_FURTHER}[family]().eval()
+    model = (family if callable(family) else {**FAMILIES, **_FURTHER}[family])().eval()
     if implementation is not None:
         model.set_attn_implementation(implementation)
     generator = torch.Generator().manual_seed(seed)
@@ -129,6 +101,7 @@ _CALL_ARGUMENTS = (
     "cache",
     "prefix_allowed_tokens_fn",
     "negative_prompt_ids",
+    "synced_gpus",
 )
 
 

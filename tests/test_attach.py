@@ -167,7 +167,7 @@ def test_an_assistant_in_the_call_takes_precedence(pair: Any) -> None:
         (2, {}, "batch holds 2"),
         (1, dict(prompt_lookup_num_tokens=3), "prompt_lookup_num_tokens=3"),
         (1, dict(use_cache=False), "use_cache=False"),
-        (1, dict(cache_implementation="static"), "static"),
+        (1, dict(cache_implementation="quantized"), "quantized"),
         (1, dict(custom_generate=lambda **_: None), "custom_generate"),
         (1, dict(generation_config=GenerationConfig(num_beams=3, max_new_tokens=4)), "num_beams=3"),
     ],

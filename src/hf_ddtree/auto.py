@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ddtree.compat import DFLASH_MODEL_TYPES, is_dflash_drafter, pinned_revision
-from hf_ddtree.drafters import DFlashConfig
+from hf_ddtree.drafters import DFlashConfig, device_of
 from hf_ddtree.generation.pair import check_pair
 
 _HUB_OPTIONS = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "force_download", "proxies")
@@ -85,8 +85,7 @@ def _raw(source: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 def _device(model: PreTrainedModel) -> torch.device:
     """Where the target's head is, which a drafter's states go through; a model may be spread over several devices."""
     head = model.get_output_embeddings()
-    device = model.device if head is None else head.weight.device
-    return model.device if device.type == "meta" else device
+    return (device_of(head) if head is not None else None) or model.device
 
 
 def _drafter_class() -> Any:

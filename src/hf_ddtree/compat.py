@@ -4,8 +4,14 @@ Nothing else in the package reads a version number or a private name of Transfor
 `ImportError` here, at import, with both versions named, rather than a wrong answer later.
 """
 
+import inspect
+import math
+from collections.abc import Iterator
+from functools import cache
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
+import torch
 import transformers
 from packaging.version import Version
 from torch import nn
@@ -22,12 +28,18 @@ if Version(OLDEST_TRANSFORMERS) > TRANSFORMERS_VERSION:
 
 try:
     from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, _vmap_expansion_sdpa
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils.generic import ExplicitEnum
     from transformers.utils.hub import resolve_revision
 
-    for _name in ("_prefill", "_validate_generation_mode", "_update_model_kwargs_for_generation"):
+    for _name in (
+        "_prefill",
+        "_validate_generation_mode",
+        "_update_model_kwargs_for_generation",
+        "_has_unfinished_sequences",
+    ):
         getattr(GenerationMixin, _name)
 except (ImportError, AttributeError) as error:
     raise ImportError(
@@ -49,6 +61,7 @@ DFLASH_MODEL_TYPES = ("dflash", "muse_glimmer_assistant")
 
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
+    "ALL_EXPERTS_FUNCTIONS",
     "ALL_MASK_ATTENTION_FUNCTIONS",
     "CACHE_NAME",
     "DFLASH_MODEL_TYPES",
@@ -56,19 +69,26 @@ __all__ = [
     "GENERATION_MODES_MAPPING",
     "ExplicitEnum",
     "GenerateDecoderOnlyOutput",
+    "active_stream",
     "attention_implementation",
     "decoder_layers",
     "expand_mask_function",
     "extend_model_kwargs",
+    "has_unfinished_sequences",
     "is_dflash_drafter",
     "is_stateful",
     "is_user_defined",
     "model_name",
     "pinned_revision",
     "prefill",
+    "prompt_length",
+    "recurrent_mixers",
+    "scans_as_it_steps",
     "set_attention_implementation",
     "supported_modes",
+    "tensor_parallel_group",
     "text_config",
+    "unserved_parallelism",
 ]
 
 
@@ -79,7 +99,17 @@ def is_dflash_drafter(model: Any) -> bool:
 
 def prefill(model: PreTrainedModel, input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any]) -> Any:
     """`generate`'s own reading of the prompt, chunked or not, from an empty cache or one that holds a part of it."""
+    kept = model_kwargs.get("logits_to_keep")
+    if getattr(text_config(model), "num_kv_shared_layers", None) and isinstance(kept, int) and kept:
+        # Gemma 4 spares its last layers the tokens before; asked in this form for the same logits, it does not.
+        model_kwargs = {**model_kwargs, "logits_to_keep": torch.arange(-kept, 0)}
     return model._prefill(input_ids, generation_config, model_kwargs)
+
+
+def prompt_length(input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any]) -> int:
+    """Tokens of the sequence before generation; `input_ids` may be all of them or those not in the cache yet."""
+    mask = model_kwargs.get("attention_mask")
+    return mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
 
 
 def extend_model_kwargs(
@@ -89,6 +119,27 @@ def extend_model_kwargs(
     return model._update_model_kwargs_for_generation(
         outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=new
     )
+
+
+def has_unfinished_sequences(model: PreTrainedModel, finished: bool, device: torch.device) -> bool:
+    """Under `synced_gpus`: whether any process still generates. Every process asks at the same time."""
+    return model._has_unfinished_sequences(finished, synced_gpus=True, device=device)
+
+
+def tensor_parallel_group(model: PreTrainedModel) -> Any:
+    """The processes that each hold a part of every layer, as the library loaded the model; `None` if it is whole."""
+    mesh, size = getattr(model, "_device_mesh", None), getattr(model, "_tp_size", None)
+    return mesh.get_group("tp") if mesh is not None and size is not None and size > 1 else None
+
+
+def unserved_parallelism(model: PreTrainedModel) -> str | None:
+    """The setting of `DistributedConfig` under which one process does not see every layer's states of all tokens."""
+    distributed = getattr(model.config, "distributed_config", None)
+    if isinstance(distributed, dict):
+        distributed = SimpleNamespace(**distributed)
+    if (getattr(distributed, "pp_size", None) or 1) > 1:
+        return "pp_size"
+    return "enable_sequence_parallel" if getattr(distributed, "enable_sequence_parallel", False) else None
 
 
 def is_user_defined(cache: Any) -> bool:
@@ -151,6 +202,71 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 _LAYER_LISTS = ("layers", "h", "blocks")
+
+
+def active_stream(model: PreTrainedModel) -> int | None:
+    """Which of a decoder layer's outputs is its own, where it has several, stacked in front (AltUp); else `None`."""
+    return getattr(text_config(model), "altup_active_idx", None)
+
+
+def recurrent_mixers(model: PreTrainedModel) -> dict[int, list[nn.Module]]:
+    """The modules of the decoder layers that keep recurrent states in the cache, by the cache layer they use.
+
+    They are told by their code: a method of the class updates a convolution's or a recurrence's state in the cache. A
+    module inside such a module belongs to it and is not listed.
+    """
+    found: dict[int, list[nn.Module]] = {}
+
+    def collect(module: nn.Module) -> None:
+        index: Any = getattr(module, "layer_idx", None)
+        if index is not None and _updates_recurrent_states(type(module)):
+            if all(module is not other for other in found.setdefault(index, [])):
+                found[index].append(module)
+        else:
+            for child in module.children():
+                collect(child)
+
+    collect(decoder_layers(model))
+    return found
+
+
+_RECURRENT_UPDATES = {"update_conv_state", "update_recurrent_state"}
+
+
+def _updates_recurrent_states(module_class: Any) -> bool:
+    return not _RECURRENT_UPDATES.isdisjoint(_names_used(module_class))
+
+
+def scans_as_it_steps(mixer: nn.Module) -> bool:
+    """Whether a recurrent mixer moves on by several tokens at once as it does by one after the other.
+
+    Mamba-1's scan over several tokens starts from an empty state. Mamba-2's keeps the time steps within limits that a
+    single step, which is what decoding takes, does not keep.
+    """
+    mixer_class: Any = type(mixer)
+    limits = getattr(mixer, "time_step_limit", None)
+    unlimited = limits is None or tuple(limits) == (0.0, math.inf)
+    return unlimited and "mamba_selective_scan" not in _names_used(mixer_class)
+
+
+@cache
+def _names_used(module_class: Any) -> frozenset[str]:
+    """Names of globals and attributes that the code of a class of modules uses."""
+    # Decorators of the library hide the code behind a wrapper; accelerate replaces the instance's method only.
+    methods = (
+        inspect.unwrap(method)
+        for base in module_class.__mro__[: module_class.__mro__.index(nn.Module)]
+        for method in vars(base).values()
+        if isinstance(method, FunctionType)
+    )
+    return frozenset(name for method in methods for name in _names(method.__code__))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def expand_mask_function(mask_function: Any, use_vmap: bool, *indices: Any) -> Any:

@@ -21,6 +21,7 @@ from hf_ddtree.attention import NAME, ddtree_attention, ddtree_mask
 from hf_ddtree.compat import GENERATION_MODES_MAPPING, ExplicitEnum, is_dflash_drafter
 from hf_ddtree.configuration import SPECULATION_TYPE
 from hf_ddtree.drafters import check_native_chain
+from hf_ddtree.experts import keep_trees_grouped
 from hf_ddtree.generation.compatibility import check_request
 from hf_ddtree.generation.decoding import ddtree_decoding
 
@@ -41,6 +42,7 @@ def register() -> None:
     GENERATION_MODES_MAPPING[DDTreeMode.DDTREE] = METHOD
     AttentionInterface.register(NAME, ddtree_attention)
     AttentionMaskInterface.register(NAME, ddtree_mask)
+    keep_trees_grouped()
     _wrap(GenerationConfig, "get_generation_mode", _get_generation_mode)
     _wrap(GenerationMixin, "_validate_generation_mode", _validate_generation_mode)
     _wrap(GenerationMixin, "generate", attachment.generate)

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+#: Packed masks a round holds at once: more than there are kinds of layers in a model.
+KEPT_MASKS = 4
+
 
 def ancestors_or_self(subtree_ends: torch.Tensor) -> torch.Tensor:
     """`(nodes, nodes)` booleans: whether the row's node descends from the column's, or is it.
@@ -43,17 +46,48 @@ class TreeRound:
         self.subtree_ends = subtree_ends
         #: `(layer_idx, kind)` of the layers that have read this tree, `kind` as in [`MixerKind`].
         self.mixed: set[tuple[int | None, MixerKind]] = set()
+        #: Index of the layer whose keys and values a [`DDTreeCache`] took last.
+        self.updated_layer: int | None = None
         self._packed: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._taps: dict[int, torch.Tensor] = {}
 
     @cached_property
     def visible(self) -> torch.Tensor:
         """See [`ancestors_or_self`]; made once a round."""
         return ancestors_or_self(self.subtree_ends)
 
+    @cached_property
+    def parents(self) -> torch.Tensor:
+        """`torch.LongTensor` of shape `(nodes,)`: the parent of each node; the root's is the root."""
+        nodes = torch.arange(len(self.depths), device=self.depths.device)
+        # In preorder the nearest ancestor is the last of them.
+        return torch.where(self.visible.tril(-1), nodes, 0).amax(dim=-1)
+
+    def taps(self, width: int) -> torch.Tensor:
+        """The last `width` tokens that end in each node, oldest first, made once a round for each width.
+
+        Args:
+            width (`int`): how many, the node itself included.
+
+        Returns:
+            `torch.LongTensor` of shape `(nodes, width)`: rows of a tensor of the prefix's last `width` tokens, then
+            the nodes.
+        """
+        if width not in self._taps:
+            node, columns = torch.arange(len(self.depths), device=self.depths.device), []
+            for back in range(width):
+                columns.append(width + torch.where(back <= self.depths, node, self.depths - back))
+                node = self.parents[node]
+            self._taps[width] = torch.stack(columns[::-1], dim=-1)
+        return self._taps[width]
+
     def packed_mask(self, mask: torch.Tensor, groups: int) -> torch.Tensor:
         """`mask` repeated for each query head of a key-value group, made once a round for each layer type."""
         key = (id(mask), groups)
         if key not in self._packed:
+            # Layers on another device bring a copy of the mask each, which is used once.
+            while len(self._packed) >= KEPT_MASKS:
+                del self._packed[next(iter(self._packed))]
             self._packed[key] = mask, mask.repeat(1, 1, groups, 1)
         return self._packed[key][1]
 
@@ -67,10 +101,11 @@ class TapCollector:
     Args:
         layers (`nn.ModuleList`): the target's decoder layers.
         layer_ids (`Sequence[int]`): the tapped ones, in the drafter's order.
+        stream (`int`, *optional*): the one to tap of layers that carry several streams of states, stacked in front.
     """
 
-    def __init__(self, layers: nn.ModuleList, layer_ids: Sequence[int]):
-        self.layers, self.layer_ids = layers, list(layer_ids)
+    def __init__(self, layers: nn.ModuleList, layer_ids: Sequence[int], stream: int | None = None):
+        self.layers, self.layer_ids, self.stream = layers, list(layer_ids), stream
         self._states: dict[int, list[torch.Tensor]] = {}
         self._handles: list[Any] = []
 
@@ -90,6 +125,7 @@ class TapCollector:
             # Another generate on the same model, or guidance's own forward, runs this hook too.
             if _COLLECTING.get() is self:
                 state = output[0] if isinstance(output, tuple) else output
+                state = state if self.stream is None else state[self.stream]
                 self._states.setdefault(layer_id, []).append(state)
 
         return write

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import (
+    bidirectional_mask_function,
     causal_mask_function,
     chunked_causal_mask_function,
     create_causal_mask,
@@ -86,6 +87,60 @@ def test_left_padding(size: tuple[int, int, int], padding: int, pattern: str) ->
     mask = tree_mask(tree, **layout(size), mask_function=function, attention_mask=attention_mask, dtype=torch.bfloat16)
     assert mask.dtype == torch.bfloat16
     assert torch.equal(mask == 0, written_out(tree, size, sees, padding))
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("use_vmap", [False, True])
+@pytest.mark.parametrize("padding", [0, 6])
+@pytest.mark.parametrize("pattern", list(PATTERNS))
+@pytest.mark.parametrize("size", [size for size in SIZES if size[2] == 0])
+def test_slots_of_a_static_cache(
+    size: tuple[int, int, int], pattern: str, padding: int, use_vmap: bool, as_tensor: bool
+) -> None:
+    """The same mask, with hidden slots behind the nodes; where the nodes begin may be a tensor."""
+    nodes, prefix, _ = size
+    tree, free = random_tree(nodes, seed=nodes + 1), 5
+    attention_mask = torch.ones(1, prefix + nodes, dtype=torch.long)
+    attention_mask[:, : min(padding, prefix)] = 0
+    function, sees = PATTERNS[pattern]
+    arguments: dict[str, Any] = layout(size)
+    arguments["kv_length"] += free
+    if as_tensor:
+        arguments["q_offset"] = torch.tensor(prefix)
+    mask = tree_mask(
+        tree,
+        **arguments,
+        mask_function=function,
+        attention_mask=attention_mask if padding else None,
+        use_vmap=use_vmap,
+    )
+    assert torch.equal(mask[..., :-free] == 0, written_out(tree, size, sees, min(padding, prefix)))
+    assert (mask[..., -free:] == torch.finfo(torch.float32).min).all()
+
+
+def test_free_slots_are_hidden_whatever_the_pattern_says() -> None:
+    """Image tokens see later ones, and a slot that nothing was written to looks later."""
+    tree, size = random_tree(13, seed=14), (13, 9, 0)
+    arguments: dict[str, Any] = {**layout(size), "kv_length": 27, "mask_function": bidirectional_mask_function}
+    mask = tree_mask(tree, **arguments)
+    assert torch.equal(mask[..., :22] == 0, written_out(tree, size, lambda q, k: True))
+    assert (mask[..., 22:] < 0).all()
+
+
+def test_a_static_cache_without_a_free_slot() -> None:
+    tree, size = random_tree(13, seed=14), (13, 9, 0)
+    arguments: dict[str, Any] = {**layout(size), "q_offset": torch.tensor(9)}
+    assert torch.equal(tree_mask(tree, **arguments), tree_mask(tree, **layout(size)))
+
+
+def test_padding_differs_within_a_batch_of_a_static_cache() -> None:
+    tree, size = random_tree(7, seed=4), (7, 5, 0)
+    attention_mask = torch.ones(3, 12, dtype=torch.bool)
+    attention_mask[1, :2] = attention_mask[2, :5] = False
+    mask = tree_mask(tree, **{**layout(size), "batch_size": 3, "kv_length": 15}, attention_mask=attention_mask)
+    for row, padding in enumerate((0, 2, 5)):
+        assert torch.equal(mask[row : row + 1, ..., :12] == 0, written_out(tree, size, lambda q, k: True, padding))
+    assert (mask[..., 12:] < 0).all()
 
 
 def test_padding_differs_within_a_batch() -> None:

@@ -46,6 +46,17 @@ def random_tree(nodes: int, seed: int, max_depth: int = 7, vocabulary: int = 16,
     return tree
 
 
+def chain(nodes: int) -> DraftTree:
+    """A tree without branches."""
+    return DraftTree(
+        token_ids=torch.arange(nodes),
+        parents=torch.arange(-1, nodes - 1),
+        depths=torch.arange(nodes),
+        subtree_ends=torch.full((nodes,), nodes),
+        log_probs=-torch.arange(nodes, dtype=torch.float64),
+    )
+
+
 def round_of(tree: DraftTree) -> TreeRound:
     return TreeRound(tree.depths, tree.subtree_ends)
 

@@ -6,10 +6,17 @@ from typing import Any
 import pytest
 import torch
 from transformers import Qwen3NextConfig, StaticCache
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    LinearAttentionAndFullAttentionLayer,
+)
 
 from cache.rows import Rows, append_one_by_one, assert_equal
-from hf_ddtree.cache import DDTreeCache, adopt, check
+from hf_ddtree.cache import DDTreeCache, adopt, adopt_static, check
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
 from pairs import make_target
 
@@ -139,14 +146,33 @@ def test_check_accepts_what_can_be_rolled_back() -> None:
         check(cache)
 
 
-def test_check_refuses_other_caches_by_name() -> None:
-    config = make_target().config
+def test_check_accepts_other_kinds() -> None:
+    config = make_target("qwen3_sliding").config
+    offloaded = DynamicCache(config=config)
+    offloaded.offloading = True
     static = StaticCache(config=config, max_cache_len=32)
-    for cache in (static, EncoderDecoderCache(DynamicCache(), DynamicCache())):
-        with pytest.raises(ValueError, match=rf"{type(cache).__name__}.*cache_implementation"):
-            check(cache)
+    recurrent = Qwen3NextConfig(num_hidden_layers=4, hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
+    for cache in (offloaded, static, DynamicCache(config=recurrent), Cache(layers=[DynamicLayer()])):
+        check(cache)
+        adopt(cache)
+        adopt_static(cache, room=8)
+        check(cache)
+
+
+def test_check_refuses_other_caches_by_name() -> None:
+    with pytest.raises(ValueError, match=r"EncoderDecoderCache.*cache_implementation"):
+        check(EncoderDecoderCache(DynamicCache(), DynamicCache()))
     with pytest.raises(ValueError, match="no cache"):
         check(None)
+
+
+@pytest.mark.parametrize("method", ["update", "get_mask_sizes", "get_seq_length", "get_query_offset"])
+@pytest.mark.parametrize("base", [DynamicCache, DDTreeCache])
+def test_check_refuses_caches_that_are_read_in_another_way(base: Any, method: str) -> None:
+    own = type("Own", (base,), {method: lambda self, *args: getattr(base, method)(self, *args)})
+    check(type("Same", (base,), {"__doc__": "Changes nothing."})())
+    with pytest.raises(ValueError, match=rf"Own.*`{method}`.*cache_implementation"):
+        check(own())
 
 
 def test_check_refuses_other_layers_by_name() -> None:
@@ -155,17 +181,18 @@ def test_check_refuses_other_layers_by_name() -> None:
 
     quantised = DynamicCache()
     quantised.layers = [DynamicLayer(), Int4QuantizedLayer()]
-    with pytest.raises(ValueError, match="Int4QuantizedLayer"):
+    with pytest.raises(ValueError, match=r"Int4QuantizedLayer.*assistant_model"):
         check(quantised)
-    recurrent = Qwen3NextConfig(num_hidden_layers=4, hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
-    with pytest.raises(ValueError, match=r"LinearAttention.*assistant_model"):
-        check(DynamicCache(config=recurrent))
+    with pytest.raises(ValueError, match="Int4QuantizedLayer"):
+        check(Cache(layer_class_to_replicate=Int4QuantizedLayer))
 
 
-def test_check_refuses_offloading() -> None:
+def test_check_refuses_offloading_recurrent_states_with_keys() -> None:
     cache = DynamicCache()
+    cache.layers = [LinearAttentionAndFullAttentionLayer()]
+    check(cache)
     cache.offloading = True
-    with pytest.raises(ValueError, match=r"offloaded.*cache_implementation"):
+    with pytest.raises(ValueError, match=r"DynamicCache.*offloaded"):
         check(cache)
 
 

@@ -9,24 +9,30 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import cache_utils
 
-from cache.rows import Rows, append_one_by_one, assert_equal, twins
+from cache.rows import Rows, append_one_by_one, assert_equal, assert_equal_static, static_twins, twins
 from hf_ddtree.cache import DDTreeCache
 from hf_ddtree.cache import layers as layers_module
+from hf_ddtree.cache import recurrent as recurrent_module
+from hf_ddtree.cache import static as static_module
 from hf_ddtree.cache.layers import GrowingLayer
+from hf_ddtree.cache.static import StaticTreeLayer
 
 WINDOWS = [None, 6, None, 3]
+STATIC_WINDOWS = [None, 6, None, 40]
 PATH = [0, 2, 5]
+MODULES = {layers_module.__file__, recurrent_module.__file__, static_module.__file__, cache_utils.__file__}
 
 
 @contextmanager
 def interrupt_at(line: int) -> Iterator[None]:
-    """Raises `KeyboardInterrupt` before the n-th line executed in the module of the cache's layers."""
+    """Raises `KeyboardInterrupt` before the n-th line executed in the modules of cache layers, the library's too."""
     left = line
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != layers_module.__file__:
+        if frame.f_code.co_filename not in MODULES:
             return None
         if event == "line":
             if left == 0:
@@ -45,10 +51,13 @@ def interrupt_at(line: int) -> Iterator[None]:
 
 
 class Caches:
-    """Layers of both kinds in one cache, and the library's own layers beside them."""
+    """Layers of every kind in one cache, and the library's own layers beside them."""
 
     def __init__(self, prefix: int = 9):
-        pairs = [twins(window) for window in WINDOWS]
+        pairs = [
+            *(twins(window) for window in WINDOWS),
+            *(static_twins(window, length=400, room=7) for window in STATIC_WINDOWS),
+        ]
         self.theirs, self.rows = [theirs for _, theirs in pairs], Rows()
         self.cache = DDTreeCache()
         self.cache.layers = [ours for ours, _ in pairs]
@@ -73,7 +82,7 @@ class Caches:
 
     def check(self) -> None:
         for ours, theirs in zip(self.cache.layers, self.theirs, strict=True):
-            assert_equal(ours, theirs)
+            (assert_equal_static if hasattr(theirs, "max_cache_len") else assert_equal)(ours, theirs)
 
 
 def lines_of(action: Callable[[], None]) -> int:
@@ -81,7 +90,7 @@ def lines_of(action: Callable[[], None]) -> int:
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
-        if frame.f_code.co_filename != layers_module.__file__:
+        if frame.f_code.co_filename not in MODULES:
             return None
         count += event == "line"
         return trace
@@ -134,7 +143,7 @@ def test_a_forward_is_undone_by_rolling_back(full: bool) -> None:
         return caches
 
     def room(caches: Caches) -> int:
-        return min(layer._buffers[0].capacity - layer._end for layer in caches.cache.layers)
+        return min(layer._buffers[0].capacity - layer._end for layer in caches.cache.layers if hasattr(layer, "_end"))
 
     start = fresh()
     for line in range(lines_of(forwarding(fresh()))):
@@ -183,15 +192,20 @@ def test_a_write_that_fails_between_keys_and_values(monkeypatch: pytest.MonkeyPa
 
 def test_the_interrupts_reach_a_half_moved_path() -> None:
     """The control of the tests above: some line leaves a layer whose keys are moved and whose values are not."""
-    torn = 0
+    torn = [0, 0]
     for line in range(lines_of(committing(Caches()))):
         caches = Caches()
         commit = committing(caches)
         with pytest.raises(KeyboardInterrupt), interrupt_at(line):
             commit()
-        first = caches.cache.layers[0]
-        assert isinstance(first, GrowingLayer)
-        keys, values = (buffer.view(13, 14) for buffer in first._buffers)
-        rows = caches.tree[0]
-        torn += torch.equal(keys, rows[0][:, :, 2:3]) and not torch.equal(values, rows[1][:, :, 2:3])
-    assert torn
+        growing, static = caches.cache.layers[0], caches.cache.layers[len(WINDOWS)]
+        assert isinstance(growing, GrowingLayer)
+        assert isinstance(static, StaticTreeLayer)
+        held = [
+            [buffer.view(13, 14) for buffer in growing._buffers],
+            [static.keys[:, :, 13:14], static.values[:, :, 13:14]],
+        ]
+        for kind, index in enumerate((0, len(WINDOWS))):
+            (keys, values), rows = held[kind], caches.tree[index]
+            torn[kind] += torch.equal(keys, rows[0][:, :, 2:3]) and not torch.equal(values, rows[1][:, :, 2:3])
+    assert all(torn)

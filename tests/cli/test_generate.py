@@ -1,10 +1,15 @@
 """`hf-ddtree generate` as a user runs it: the text alone on stdout, exactly the target's."""
 
+import io
+
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
+from hf_ddtree import SpeculationStats
 from hf_ddtree.cli import app
+from hf_ddtree.cli.generate import print_stats
 
 from .conftest import LAYERS, save_target
 
@@ -28,6 +33,23 @@ def test_greedy_text_and_statistics(pair, folders):
     assert result.stdout == plain_text(pair, max_new_tokens=30, do_sample=False)
     assert "30 tokens in " in result.stderr
     assert "verify" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("routes", "line"),
+    [
+        ({"attention": 2, "gated delta rule": 6}, "2 by attention, 6 by gated delta rule\n"),
+        ({"paths": 3}, "3 by paths\n"),
+        ({"attention": 2}, None),
+        ({}, None),
+    ],
+)
+def test_recurrent_layers_show_in_the_statistics(routes, line):
+    console = Console(file=io.StringIO(), width=120)
+    print_stats(console, SpeculationStats(acceptance_lengths=[2], routes=routes), tokens=3, seconds=1.0)
+    printed = console.file.getvalue()
+    assert ("layers read trees: " in printed) == (line is not None)
+    assert line is None or line in printed
 
 
 def test_prompt_from_standard_input_without_statistics(pair, folders):

@@ -104,6 +104,7 @@ def test_statistics() -> None:
     assert set(stats.seconds) == set(STAGES)
     assert all(seconds > 0 for seconds in stats.seconds.values())
     assert stats.prefill_seconds > 0
+    assert stats.routes == {"attention": 4}
     position = prompt().shape[1]
     for verified in stats.trees:
         tokens = verified.tree.token_ids[verified.path].tolist()

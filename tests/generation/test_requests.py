@@ -33,8 +33,7 @@ def pair() -> Any:
         (dict(num_return_sequences=2, do_sample=True), "num_return_sequences=2"),
         (dict(prompt_lookup_num_tokens=4), "prompt_lookup_num_tokens=4"),
         (dict(use_cache=False), "use_cache=False"),
-        (dict(cache_implementation="static"), "static"),
-        (dict(cache_implementation="offloaded"), "offloaded"),
+        (dict(cache_implementation="quantized"), "quantized"),
         (dict(output_attentions=True, return_dict_in_generate=True), "eager"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -120,35 +119,27 @@ def test_a_target_that_looks_at_the_longest_position(pair: Any, field: str, valu
         tree(*pair, prompt(), max_new_tokens=4)
 
 
-def test_a_recurrent_target() -> None:
-    config = T.Qwen3NextConfig(
+def test_a_target_that_keeps_its_states_itself() -> None:
+    config = T.RecurrentGemmaConfig(
         vocab_size=16,
         hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
+        intermediate_size=96,
+        num_hidden_layers=3,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
+        num_key_value_heads=1,
+        lru_width=32,
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
     )
-    target = T.Qwen3NextForCausalLM(config)
-    with pytest.raises(ValueError, match="recurrent"):
+    target = T.RecurrentGemmaForCausalLM(config)
+    with pytest.raises(ValueError, match=r"RecurrentGemma.*states.*assistant_model"):
         tree(target, make_drafter(target), prompt(), max_new_tokens=4)
 
 
-def test_a_static_cache_object(pair: Any) -> None:
-    cache = StaticCache(config=pair[0].config, max_cache_len=64)
-    with pytest.raises(ValueError, match="StaticCache"):
+def test_a_static_cache_that_is_too_short(pair: Any) -> None:
+    cache = StaticCache(config=pair[0].config, max_cache_len=13)
+    with pytest.raises(ValueError, match=r"holds 13 tokens.*may need 14"):
         tree(*pair, prompt(), max_new_tokens=4, **{CACHE_NAME: cache})
 
 

@@ -43,14 +43,22 @@ def ddtree_attention(
     implementation = original_implementation(module.config)
     tree = CURRENT_ROUND.get()
     if tree is not None:
-        tree.mixed.add((getattr(module, "layer_idx", None), MixerKind.ATTENTION))
+        index = getattr(module, "layer_idx", None)
+        # A block that several layers share does not know which one it is in; the cache has just been told.
+        shared = index is None or index < 0
+        tree.mixed.add((tree.updated_layer if shared else index, MixerKind.ATTENTION))
     if implementation == "eager":
         attend = _eager_function(module)
-    elif tree is not None and all(kwargs.get(name) is None for name in _NOT_PACKED):
+    elif tree is not None and _one_mask(attention_mask) and all(kwargs.get(name) is None for name in _NOT_PACKED):
         return packed_sdpa(query, key, value, attention_mask, scaling, tree), None
     else:
         attend = ALL_ATTENTION_FUNCTIONS[implementation]
     return attend(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def _one_mask(attention_mask: torch.Tensor | None) -> bool:
+    """Whether all heads share the mask; a model may have put its own for each head over the tree's."""
+    return attention_mask is None or attention_mask.shape[1] == 1
 
 
 def _eager_function(module: nn.Module) -> Any:

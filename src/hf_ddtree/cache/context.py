@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DFlashCache
+from transformers.cache_utils import Cache, DFlashCache, StaticLayer
 
-from hf_ddtree.cache.ddtree_cache import adopt, begin, prune, rollback
+from hf_ddtree.cache.adoption import adopt
+from hf_ddtree.cache.ddtree_cache import begin, prune, rollback
 
 
 class DrafterContext:
@@ -24,7 +25,7 @@ class DrafterContext:
         #: Tokens of the sequence whose keys and values the drafter holds.
         self.position = 0
         self._unread: torch.Tensor | None = None
-        self._rows: torch.Tensor | None = None
+        self._rows: tuple[torch.Tensor, int] | None = None
 
     @property
     def length(self) -> int:
@@ -59,20 +60,30 @@ class DrafterContext:
         rollback(self.cache)
 
     def seal(self, cache: Cache) -> None:
-        """Notes which rows this context belongs to; any change of the cache replaces the tensors that show them."""
+        """Notes which rows this context belongs to; any change of the cache shows in the tensors that hold them."""
         self._rows = _first_rows(cache)
 
     def continues(self, cache: Cache) -> bool:
         """Whether the cache is as it was when sealed: not cropped, reordered or extended since."""
-        return self._rows is not None and self._rows is _first_rows(cache)
+        rows = _first_rows(cache)
+        return self._rows is not None and rows is not None and self._rows[0] is rows[0] and self._rows[1] == rows[1]
 
     def __reduce__(self) -> Any:
         # The drafter is not part of a cache that is copied or pickled; the copy's drafter reads its context anew.
         return _nothing, ()
 
 
-def _first_rows(cache: Cache) -> torch.Tensor | None:
-    return next((layer.keys for layer in cache.layers if getattr(layer, "keys", None) is not None), None)
+def _first_rows(cache: Cache) -> tuple[torch.Tensor, int] | None:
+    """The first rows of the cache, and how often they were written; `None` if that cannot be told."""
+    for layer in cache.layers:
+        keys = getattr(layer, "keys", None)
+        if keys is None:
+            continue
+        # Other layers than those of a fixed length show other tensors after a change.
+        if not isinstance(layer, StaticLayer):
+            return keys, 0
+        return None if keys.is_inference() else (keys, keys._version)
+    return None
 
 
 def _nothing() -> None:

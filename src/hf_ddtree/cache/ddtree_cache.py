@@ -1,18 +1,18 @@
-"""The cache of a tree-decoded sequence, and adopting one that `generate` or a user made."""
+"""The cache of a tree-decoded sequence, and the rounds of any cache with layers that take trees."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticLayer
 
+from hf_ddtree.cache.adoption import adopt
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
-from hf_ddtree.compat import EMPTY_CACHE_LAYERS
-from hf_ddtree.round import MixerKind
+from hf_ddtree.cache.recurrent import TreeRecurrentLayer
+from hf_ddtree.cache.static import StaticSlidingTreeLayer, StaticTreeLayer
+from hf_ddtree.round import CURRENT_ROUND, MixerKind
 
-_ADOPTED: dict[type, Any] = {DynamicLayer: GrowingLayer.adopt, DynamicSlidingWindowLayer: GrowingSlidingLayer.adopt}
-_KEPT = (GrowingLayer, GrowingSlidingLayer, *EMPTY_CACHE_LAYERS)
+# Layers that have rounds.
+_ROUND_LAYERS = (GrowingLayer, GrowingSlidingLayer, StaticTreeLayer, StaticSlidingTreeLayer, TreeRecurrentLayer)
 
 
 class DDTreeCache(DynamicCache):
@@ -31,16 +31,30 @@ class DDTreeCache(DynamicCache):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if self.layer_class_to_replicate is DynamicLayer:
-            self.layer_class_to_replicate = GrowingLayer
         adopt(self)
 
     @classmethod
     def over(cls, cache: DynamicCache) -> "DDTreeCache":
         """A cache with the layers of `cache`, which is not used any more."""
         new = cls()
-        new.layers, new.layer_class_to_replicate = cache.layers, cache.layer_class_to_replicate
+        new.__dict__.update(cache.__dict__)
         return new
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in the parent; tells a tree's forward which layer the attention that follows is in."""
+        tree = CURRENT_ROUND.get()
+        if tree is not None:
+            tree.updated_layer = layer_idx
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Any:
+        """As in the parent; notes that the layer has read the tree, if a tree's forward is running."""
+        tree = CURRENT_ROUND.get()
+        if tree is not None:
+            tree.mixed.add((layer_idx, MixerKind.RECURRENT))
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
 
     def begin(self) -> None:
         """Starts a round in every layer: what the next forward appends is a tree."""
@@ -59,55 +73,6 @@ class DDTreeCache(DynamicCache):
         rollback(self)
 
 
-def check(cache: Any) -> None:
-    """Raises `ValueError` unless every layer of `cache` can take a tree and keep one path of it."""
-    remedy = "Leave `cache_implementation` unset, or pass a `DynamicCache` or a `DDTreeCache`."
-    if not isinstance(cache, DynamicCache):
-        found = "no cache" if cache is None else type(cache).__name__
-        raise ValueError(
-            f"A draft tree needs a cache that can drop rejected nodes, but the model uses {found}. {remedy}"
-        )
-    if getattr(cache, "offloading", False):
-        raise ValueError(f"An offloaded cache cannot take a draft tree yet. {remedy}")
-    unknown = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in (*_ADOPTED, *_KEPT)})
-    if unknown:
-        raise ValueError(
-            f"The model's cache has layers of type {', '.join(unknown)} (recurrent, compressed or quantised states), "
-            "which a draft tree cannot be rolled back from yet. Generate without `assistant_model`."
-        )
-
-
-def adopt(cache: Cache) -> None:
-    """Replaces the cache's layers by ones that take trees. The cache stays the same object with the same rows."""
-    for index, layer in enumerate(cache.layers):
-        if type(layer) in _ADOPTED:
-            cache.layers[index] = _ADOPTED[type(layer)](layer)
-    if cache.layer_class_to_replicate is DynamicLayer:
-        cache.layer_class_to_replicate = GrowingLayer
-
-
-# What an update outside a round changes of a layer.
-_STATE = ("keys", "values", "is_initialized", "cumulative_length")
-
-
-@contextmanager
-def restored_on_error(cache: Cache) -> Iterator[None]:
-    """Gives the layers their rows back if the forward inside fails half way through them.
-
-    Outside a round a layer replaces its tensors and writes none of the rows in use, so the old ones still hold.
-    """
-    saved = [{name: getattr(layer, name, None) for name in _STATE} for layer in cache.layers]
-    try:
-        yield
-    except BaseException:
-        del cache.layers[len(saved) :]
-        for layer, state in zip(cache.layers, saved, strict=True):
-            for name, value in state.items():
-                if hasattr(layer, name):
-                    setattr(layer, name, value)
-        raise
-
-
 def begin(cache: Cache) -> None:
     """See [`DDTreeCache.begin`]; works on any adopted cache."""
     for layer in _round_layers(cache):
@@ -116,6 +81,9 @@ def begin(cache: Cache) -> None:
 
 def prune(cache: Cache, path: torch.Tensor) -> None:
     """See [`DDTreeCache.prune`]; works on any adopted cache. A layer that is not in a round is left alone."""
+    if cache.offloading and torch.accelerator.is_available():
+        # Copies to and from the host may be under way; the rows are read and written on either side.
+        torch.accelerator.synchronize()
     for layer in _round_layers(cache):
         layer.commit(path)
 
@@ -128,10 +96,14 @@ def rollback(cache: Cache) -> None:
 
 def mixers(cache: Cache) -> set[tuple[int, MixerKind]]:
     """`(layer_idx, kind)` of every layer that keeps something of the tokens it has read, after a prefill."""
-    return {
-        (index, MixerKind.ATTENTION) for index, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer)
-    }
+    found = set()
+    for index, layer in enumerate(cache.layers):
+        if isinstance(layer, (DynamicLayer, StaticLayer)):
+            found.add((index, MixerKind.ATTENTION))
+        if isinstance(layer, TreeRecurrentLayer) and layer.holds_states:
+            found.add((index, MixerKind.RECURRENT))
+    return found
 
 
 def _round_layers(cache: Cache) -> list[Any]:
-    return [layer for layer in cache.layers if isinstance(layer, (GrowingLayer, GrowingSlidingLayer))]
+    return [layer for layer in cache.layers if isinstance(layer, _ROUND_LAYERS)]

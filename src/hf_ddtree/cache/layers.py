@@ -1,5 +1,7 @@
 """Cache layers that take a tree's keys and values and keep one path of them, without copying the context."""
 
+import copy
+
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -23,6 +25,12 @@ class _Buffer:
 
     def take(self, rows: torch.Tensor) -> torch.Tensor:
         return self.storage.index_select(-2, rows.to(self.storage.device))
+
+    def on(self, device: torch.device | str) -> "_Buffer":
+        """The same rows and room on `device`."""
+        moved = copy.copy(self)
+        moved.storage = self.storage.to(device, non_blocking=True)
+        return moved
 
     @property
     def capacity(self) -> int:
@@ -100,6 +108,26 @@ class _TreeLayer(DynamicLayer):
     def _end_round(self) -> None:
         self._path_rows = self._mark = None
 
+    def offload(self) -> None:
+        """Moves the rows to the host, room included."""
+        if self._owns_rows():
+            self._move("cpu")
+        else:
+            super().offload()
+
+    def prefetch(self) -> None:
+        """Moves offloaded rows back."""
+        if not self._owns_rows():
+            super().prefetch()
+        elif self._buffers is not None and self._buffers[0].storage.device != self.device:
+            self._move(self.device)
+
+    def _move(self, device: torch.device | str) -> None:
+        assert self._buffers is not None
+        # Both at once: an interrupt leaves the rows where they were.
+        self._buffers = self._buffers[0].on(device), self._buffers[1].on(device)
+        self._show()
+
 
 class GrowingLayer(_TreeLayer):
     """A full-attention layer: rows of the whole context, with spare capacity behind them."""
@@ -110,13 +138,14 @@ class GrowingLayer(_TreeLayer):
         new = cls()
         if layer.is_initialized and layer.keys is not None and layer.keys.numel():
             new.lazy_initialization(layer.keys, layer.values)
-            new.keys, new.values = layer.keys, layer.values
+            new.keys, new.values, new.device = layer.keys, layer.values, layer.device
         return new
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
+        self.prefetch()
         if self._mark is None and torch.is_grad_enabled() and key_states.requires_grad:
             # Rows written in place would change what an earlier forward saved for its backward.
             return super().update(key_states, value_states, *args, **kwargs)
@@ -170,7 +199,7 @@ class GrowingSlidingLayer(_TreeLayer, DynamicSlidingWindowLayer):
         new = cls(sliding_window=layer.sliding_window)
         if layer.is_initialized and layer.keys is not None:
             new.lazy_initialization(layer.keys, layer.values)
-            new.keys, new.values = layer.keys, layer.values
+            new.keys, new.values, new.device = layer.keys, layer.values, layer.device
             new.cumulative_length = layer.cumulative_length
         return new
 
@@ -178,6 +207,7 @@ class GrowingSlidingLayer(_TreeLayer, DynamicSlidingWindowLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns the window before them and them, as the parent does."""
+        self.prefetch()
         if not self._in_round:
             return DynamicSlidingWindowLayer.update(self, key_states, value_states, *args, **kwargs)
         if not self.is_initialized or self.keys.numel() == 0:

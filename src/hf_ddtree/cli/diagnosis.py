@@ -9,7 +9,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_ddtree import DDTreeConfig, DFlashConfig, DFlashModel
 from hf_ddtree.cli.pair import Pair
+from hf_ddtree.cli.tested import rows_of
 from hf_ddtree.compat import CACHE_NAME
+from hf_ddtree.drafters import head_shape
 from hf_ddtree.drafters.formats import detect
 from hf_ddtree.generation.compatibility import check_target
 from hf_ddtree.generation.floor import FLOOR
@@ -94,11 +96,23 @@ def compare(target: PreTrainedModel, drafter: DFlashModel) -> Iterator[Finding]:
     try:
         check_target(target, target.generation_config)
         yield Finding("target verifies trees", "", type(target).__name__)
+        yield _tested(target)
         for check in pair_checks(target, drafter):
             status, advice = (OK, "") if check.fits else (FAILED, check.problem)
             yield Finding(check.what, check.drafter, check.target, status, advice)
     except ValueError as error:
         yield Finding("target verifies trees", "", type(target).__name__, FAILED, str(error))
+
+
+def _tested(target: PreTrainedModel) -> Finding:
+    what, titles = "tested as", dict.fromkeys(row["title"] for row in rows_of(target))
+    if titles:
+        return Finding(what, "", "; ".join(titles))
+    advice = (
+        f"{type(target).__name__} is not among the families that this release was tested with. It must pass the "
+        "self-test before its first tree all the same, as in the trial below."
+    )
+    return Finding(what, "", "none", DOUBTFUL, advice)
 
 
 @dataclass(frozen=True)
@@ -149,9 +163,9 @@ def memory(pair: Pair, rows: int, output: Any) -> dict[str, int]:
         cache = output[CACHE_NAME]
         sizes[f"target cache, {CONTEXT} tokens"] = _cache_bytes(cache)
         sizes[f"drafter cache, {CONTEXT} tokens"] = _cache_bytes(cache.drafter_context.cache)
-    head = target.get_output_embeddings()
+    vocabulary, _ = head_shape(target)
     # The target's rows in its own dtype, and one copy of them in fp32.
-    sizes[f"logits of {rows} nodes"] = rows * head.weight.shape[0] * (target.dtype.itemsize + 4)
+    sizes[f"logits of {rows} nodes"] = rows * vocabulary * (target.dtype.itemsize + 4)
     return sizes
 
 

@@ -1,7 +1,7 @@
 """`hf-ddtree doctor`: whether a target and a drafter work together, and what they take."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -28,6 +28,7 @@ from hf_ddtree.cli.diagnosis import (
     run_trial,
 )
 from hf_ddtree.cli.pair import Pair, default_device
+from hf_ddtree.cli.tested import rows_of
 from hf_ddtree.configuration import TreeSettings
 
 PROMPT = "Write a Python function that returns the n-th Fibonacci number."
@@ -74,6 +75,7 @@ def _examine(
     findings += compare(model, loaded)
     if not _checks(console, findings):
         return False
+    _tested(console, rows_of(model))
     pair = Pair(model, loaded, AutoTokenizer.from_pretrained(target))
     trial = run_trial(pair, prompt, budget)
     rows = TreeSettings.read(DDTreeConfig(budget=budget)).budget_on(model.device.type) + 1
@@ -104,6 +106,20 @@ def _checks(console: Console, findings: list[Finding], title: str = "Checks") ->
     if failed:
         console.print(Text(f"\n{failed} check{'s' * (failed != 1)} failed.", _STYLES[FAILED]))
     return not failed
+
+
+def _tested(console: Console, rows: list[dict[str, Any]]) -> None:
+    """The rows of the target's class in the matrix of tested models."""
+    if not rows:
+        return
+    table = _grid()
+    for column in ("family", "dtype", "route", "error of a node", "text"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        error = f"up to {row['max_error']:.0e} of the logits' spread"
+        table.add_row(row["title"], row["dtype"], ", ".join(row["routes"]), error, row["generate"] or "")
+    console.print(Text("\nTiny models of this class, as this release was tested", "bold"))
+    console.print(table)
 
 
 def _table(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:

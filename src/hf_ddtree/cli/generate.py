@@ -58,7 +58,7 @@ def generate(
             pair.target.generate(**inputs, assistant_model=pair.drafter, generation_config=config, streamer=printer)
             seconds = time.perf_counter() - start
         if stats:
-            _print_stats(stderr(), recorded, sum(printer.emitted), seconds)
+            print_stats(stderr(), recorded, sum(printer.emitted), seconds)
 
 
 def _inputs(pair: Pair, text: str, chat: bool | None) -> Any:
@@ -86,11 +86,15 @@ def _sampling(temperature: float | None, top_k: int | None, top_p: float | None)
     return {"do_sample": True, **given}
 
 
-def _print_stats(console: Console, stats: SpeculationStats, tokens: int, seconds: float) -> None:
+def print_stats(console: Console, stats: SpeculationStats, tokens: int, seconds: float) -> None:
+    """What `--stats` prints after the text."""
     console.print(
         f"\n{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s; {stats.rounds} rounds of "
         f"{stats.mean_acceptance_length:.2f} tokens on average, {stats.nodes_verified} nodes verified"
     )
+    if set(stats.routes) - {"attention"}:
+        layers = ", ".join(f"{count} by {route}" for route, count in stats.routes.items())
+        console.print(f"layers read trees: {layers}")
     if stats.rounds:
         other = max(seconds - stats.prefill_seconds - sum(stats.seconds.values()), 0.0)
         console.print(stages_table({**stats.seconds, "other": other}, stats.rounds))

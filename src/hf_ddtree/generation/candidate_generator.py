@@ -60,6 +60,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         position_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
         depth: int,
+        keep: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One drafter pass.
 
@@ -69,6 +70,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             position_ids (`torch.Tensor` of shape `(..., 1, length)`, *optional*): ending at the anchor's.
             attention_mask (`torch.Tensor` of shape `(1, length)`, *optional*): ending at the anchor.
             depth (`int`): draft positions wanted, at most `draft_depth`.
+            keep (`bool`, *optional*, defaults to `True`): whether the context keeps what the pass has read.
 
         Returns:
             `torch.Tensor` of shape `(depth, hidden_size)`: final states of the positions after the anchor, and their
@@ -96,7 +98,10 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         except BaseException:
             self.context.rollback()
             raise
-        self.context.commit(new)
+        if keep:
+            self.context.commit(new)
+        else:
+            self.context.rollback()
         states = outputs.last_hidden_state[:, self.first_slot : self.first_slot + depth]
         return states[0], self.target_io.logits(states)[0]
 

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_ddtree import attention, cache
-from hf_ddtree.compat import CACHE_NAME, is_dflash_drafter, is_stateful, supported_modes, text_config
+from hf_ddtree import attention, cache, linear_attention
+from hf_ddtree.compat import CACHE_NAME, is_dflash_drafter, prompt_length, supported_modes, text_config
 from hf_ddtree.configuration import TreeSettings
-from hf_ddtree.generation import positions
+from hf_ddtree.drafters import is_sharded
+from hf_ddtree.generation import loaded, positions
 from hf_ddtree.generation.pair import check_pair
 
 # Settings of other strategies, with the value that means "not used".
@@ -26,6 +27,9 @@ _EXCLUSIVE: dict[str, tuple[Any, ...]] = {
     "use_mtp": (None, False),
     "assistant_ensemble_weight": (None,),
 }
+
+# Parts of a drafter that a tree's builder asks, as often as the tree needs.
+_PATH_HEADS = ("markov_head", "candidate_selector")
 
 
 def check_request(target: PreTrainedModel, generation_config: GenerationConfig, mode_kwargs: dict[str, Any]) -> None:
@@ -59,19 +63,24 @@ def check_request(target: PreTrainedModel, generation_config: GenerationConfig, 
                 "Tree decoding verifies one greedy or sampled sequence, so it cannot be combined with "
                 f"`{name}={value!r}`. Leave `{name}` unset, or pass a plain `GenerationConfig`."
             )
-    if mode_kwargs.get("synced_gpus"):
+    if mode_kwargs.get("synced_gpus") and getattr(generation_config, "guidance_scale", None) not in (None, 1):
         raise ValueError(
-            "Tree decoding cannot run under `synced_gpus` (FSDP or DeepSpeed ZeRO-3 over several processes) yet: "
-            "generate without `assistant_model` there."
+            "Under `synced_gpus` (FSDP or DeepSpeed ZeRO-3) all processes run equally many forwards, but "
+            f"`guidance_scale={generation_config.guidance_scale}` adds one for each token: leave it unset."
+        )
+    if is_sharded(drafter) and any(getattr(drafter, name, None) is not None for name in _PATH_HEADS):
+        raise ValueError(
+            "The drafter is sharded over processes (FSDP2), but its path-conditioned head is asked outside of its "
+            "forward: load the drafter whole in each process."
         )
     if mode_kwargs.get("assistant_tokenizer") is not None:
         raise ValueError("A DFlash drafter reads the target's own tokens: drop `assistant_tokenizer`.")
     if generation_config.use_cache is False:
         raise ValueError("Tree decoding keeps the verified prefix in a cache: drop `use_cache=False`.")
-    if generation_config.cache_implementation not in (None, "dynamic"):
+    if generation_config.cache_implementation == "quantized":
         raise ValueError(
-            "Tree decoding prunes a dynamic cache, but `cache_implementation` is "
-            f"{generation_config.cache_implementation!r}: leave it unset."
+            "Tree decoding cannot drop rejected nodes from a quantised cache, but `cache_implementation` is "
+            "'quantized': leave it unset, or choose 'offloaded', 'static' or 'offloaded_static'."
         )
     TreeSettings.read(generation_config)
     check_target(target, generation_config)
@@ -91,11 +100,8 @@ def check_target(target: PreTrainedModel, generation_config: GenerationConfig) -
             f"{name} does not take `position_ids`: it derives positions from the cache's length, so the nodes of a "
             "tree cannot be given their depth. Generate without `assistant_model`."
         )
-    if is_stateful(target):
-        raise ValueError(
-            f"{name} keeps recurrent states that cannot be rolled back to an accepted path yet. Generate without "
-            "`assistant_model`."
-        )
+    loaded.check(target)
+    linear_attention.check(target)
     positions.check(target)
     attention.check(target)
     if generation_config.output_attentions and attention.original_implementation(text_config(target)) != "eager":
@@ -120,6 +126,32 @@ def check_inputs(
             "The prompt has no tokens, so there is nothing to continue: pass at least one, the model's "
             "beginning-of-text token for instance."
         )
-    cache.check(model_kwargs.get(CACHE_NAME))
+    held = model_kwargs.get(CACHE_NAME)
+    cache.check(held)
+    _check_room(target, held, input_ids, generation_config, model_kwargs)
     embedded = embeds.shape[1] if embeds is not None and input_ids.shape[1] == 0 else 0
     positions.check_length(target, generation_config.max_length + embedded)
+
+
+def _check_room(
+    target: PreTrainedModel,
+    held: Any,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> None:
+    """Raises `ValueError` if the cache is of a fixed length that all tokens but the last do not fit in."""
+    config = text_config(target)
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    length = cache.fixed_length(held, window)
+    if length is None:
+        return
+    past, prompt = int(held.get_seq_length()), prompt_length(input_ids, generation_config, model_kwargs)
+    # A cache that is not shorter than the prompt reads it once more.
+    read = prompt - past if prompt > past else input_ids.shape[1]
+    needed = past + read + generation_config.max_length - input_ids.shape[1] - 1
+    if needed > length:
+        raise ValueError(
+            f"The static cache holds {length} tokens, but this call may need {needed} (`max_length` or "
+            f"`max_new_tokens`): pass one with `max_cache_len={needed}` or more, or ask for fewer tokens."
+        )

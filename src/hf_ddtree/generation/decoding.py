@@ -4,12 +4,22 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
 from hf_ddtree import cache as tree_cache
 from hf_ddtree.cache import DDTreeCache, DrafterContext
-from hf_ddtree.compat import CACHE_NAME, decoder_layers, extend_model_kwargs, is_user_defined, prefill
+from hf_ddtree.compat import (
+    CACHE_NAME,
+    active_stream,
+    decoder_layers,
+    extend_model_kwargs,
+    is_user_defined,
+    prefill,
+    text_config,
+)
 from hf_ddtree.configuration import TreeSettings
+from hf_ddtree.drafters import device_of
 from hf_ddtree.generation.acceptance import GreedyWalk, LazyWalk, Walk
 from hf_ddtree.generation.candidate_generator import DDTreeCandidateGenerator
 from hf_ddtree.generation.collection import OutputCollector
@@ -23,6 +33,7 @@ from hf_ddtree.generation.output import (
     VerifiedTree,
     report,
 )
+from hf_ddtree.generation.ranks import Ranks
 from hf_ddtree.generation.self_test import check_target_verifies_trees
 from hf_ddtree.generation.verification import TreeVerifier
 from hf_ddtree.round import TapCollector
@@ -59,10 +70,9 @@ def ddtree_decoding(
     """
     check_inputs(model, input_ids, generation_config, model_kwargs)
     with torch.no_grad():
-        session = _Session(
-            model, assistant_model, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
-        )
-        return session.run(input_ids)
+        ranks = Ranks(model, synced_gpus, input_ids.device)
+        walk = _walk(logits_processor, stopping_criteria, generation_config, streamer)
+        return _Session(model, assistant_model, ranks, walk, generation_config, model_kwargs).run(input_ids)
 
 
 class _Session:
@@ -72,38 +82,40 @@ class _Session:
         self,
         model: PreTrainedModel,
         drafter: Any,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
+        ranks: Ranks,
+        walk: GreedyWalk | LazyWalk,
         generation_config: GenerationConfig,
-        streamer: Any,
         model_kwargs: dict[str, Any],
     ):
-        self.model, self.drafter, self.config, self.streamer = model, drafter, generation_config, streamer
-        self.model_kwargs = model_kwargs
+        self.model, self.drafter, self.ranks, self.walk = model, drafter, ranks, walk
+        self.config, self.model_kwargs = generation_config, model_kwargs
         self.cache = _own_cache(model_kwargs)
-        settings = TreeSettings.read(generation_config)
-        self.budget, self.max_branching = settings.budget_on(model.device.type), settings.max_branching
-        self.taps = TapCollector(decoder_layers(model), drafter.config.target_layer_ids)
+        if generation_config.compile_config is not None:
+            logger.warning_once("`compile_config` has no effect on tree decoding: the target runs uncompiled.")
+        # A static cache has a prefill in chunks compiled, whose taps would lie in memory that the next chunk reuses.
+        generation_config.disable_compile = True
+        settings, device = TreeSettings.read(generation_config), device_of(model) or model.device
+        self.budget, self.max_branching = settings.budget_on(device.type), settings.max_branching
+        self.taps = TapCollector(decoder_layers(model), drafter.config.target_layer_ids, active_stream(model))
         self.verify = TreeVerifier(model, self.taps)
-        self.collector = OutputCollector(generation_config)
-        if GreedyWalk.serves(logits_processor, stopping_criteria, generation_config):
-            self.walk: GreedyWalk | LazyWalk = GreedyWalk(stopping_criteria, streamer)
-        else:
-            self.walk = LazyWalk(logits_processor, stopping_criteria, generation_config, streamer)
+        self.collector = OutputCollector(generation_config, text_config(model))
         self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
-        self.timer = StageTimer(model.device)
+        self.timer = StageTimer(device)
         self.floor = floor_of(model, drafter)
         # Made by the prefill: what the drafter has read depends on the cache, which only then is whole.
         self.context: DrafterContext
         self.candidates: DDTreeCandidateGenerator
 
     def run(self, input_ids: torch.Tensor) -> DDTreeDecoderOnlyOutput | torch.Tensor:
-        check_target_verifies_trees(self.model, self.verify)
+        check_target_verifies_trees(self.model, self.verify, self.ranks)
         try:
             with self.taps.hooked():
                 walk = self._prefill(input_ids)
-                while not walk.finished:
-                    walk = self._round(walk.input_ids, walk.last_token)
+                while self.ranks.unfinished(walk.finished):
+                    if walk.finished:
+                        self._idle_round(walk.last_token)
+                    else:
+                        walk = self._round(walk.input_ids, walk.last_token)
         finally:
             seconds = self.timer.read()
             self.stats.prefill_seconds = seconds.pop("prefill", 0.0)
@@ -111,8 +123,8 @@ class _Session:
             report(self.stats)
         self.cache.drafter_context = self.context
         self.context.seal(self.cache)
-        if self.streamer is not None:
-            self.streamer.end()
+        if self.walk.streamer is not None:
+            self.walk.streamer.end()
         if not self.config.return_dict_in_generate:
             return walk.input_ids
         return DDTreeDecoderOnlyOutput(
@@ -127,8 +139,10 @@ class _Session:
 
     def _prefill(self, input_ids: torch.Tensor) -> Walk:
         """Reads the prompt as `generate` would and emits the first token."""
-        seen = self.cache.get_seq_length()
+        # A static cache gives a tensor, which grows with the cache.
+        seen = int(self.cache.get_seq_length())
         self.context = _drafter_context(self.cache, self.drafter, seen)
+        tree_cache.adopt_static(self.cache, room=max(self.budget, int(self.ranks.synced)))
         with self.taps.collect(), tree_cache.restored_on_error(self.cache):
             outputs = prefill(self.model, input_ids, self.config, self.model_kwargs)
         tree_cache.adopt(self.cache)
@@ -136,14 +150,15 @@ class _Session:
             self.drafter, self.model, self.config, self.budget, self.max_branching, self.context
         )
         self.context.unread(self.taps.taps())
-        self.collector.prefill(outputs)
+        self.stats.routes = self.verify.routes(self.cache)
+        self.collector.prefill(outputs, self.cache)
         walk = self.walk(DraftTree.root_only(), outputs.logits[:, -1:], input_ids)
         self._extend_kwargs(outputs, 1)
         self.timer.lap("prefill")
         return walk
 
     def _round(self, input_ids: torch.Tensor, anchor: int) -> Walk:
-        tree = self._draft(anchor, input_ids.shape[1])
+        tree = self.ranks.agreed(self._draft(anchor, input_ids.shape[1]))
         path: torch.Tensor | None = None
         try:
             tree_cache.begin(self.cache)
@@ -171,12 +186,27 @@ class _Session:
         self.timer.lap("commit")
         return walk
 
+    def _idle_round(self, anchor: int) -> None:
+        """Runs what a round runs, for other processes whose forwards need this one; nothing of it is kept."""
+        self._idle_pass(anchor)
+        try:
+            tree_cache.begin(self.cache)
+            self.verify(DraftTree.root_only(anchor), self.model_kwargs)
+        finally:
+            tree_cache.rollback(self.cache)
+
+    def _idle_pass(self, anchor: int) -> None:
+        positions, mask = (self.model_kwargs.get(name) for name in ("position_ids", "attention_mask"))
+        self.candidates.draft_states(anchor, self.context.read(), positions, mask, depth=1, keep=False)
+
     def _draft(self, anchor: int, length: int) -> DraftTree:
         """The round's tree, no deeper than the tokens that may still be emitted."""
         room = self.config.max_length - length
         candidates = self.candidates
         depth = min(candidates.draft_depth, room - 1)
         if depth < 1 or self.budget == 0:
+            if self.ranks.synced:
+                self._idle_pass(anchor)
             return DraftTree.root_only(anchor)
         states, logits = candidates.draft_states(
             anchor,
@@ -195,10 +225,21 @@ class _Session:
         self.model_kwargs = extend_model_kwargs(self.model, outputs, self.model_kwargs, new)
 
 
+def _walk(
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: Any,
+) -> GreedyWalk | LazyWalk:
+    if GreedyWalk.serves(logits_processor, stopping_criteria, generation_config):
+        return GreedyWalk(stopping_criteria, streamer)
+    return LazyWalk(logits_processor, stopping_criteria, generation_config, streamer)
+
+
 def _own_cache(model_kwargs: dict[str, Any]) -> Any:
-    """The cache to generate with: the user's own object, or a [`DDTreeCache`] in place of the one `generate` made."""
+    """The cache to generate with: a [`DDTreeCache`] in place of a dynamic one that `generate` made, or itself."""
     cache = model_kwargs[CACHE_NAME]
-    if not is_user_defined(cache):
+    if isinstance(cache, DynamicCache) and not is_user_defined(cache):
         cache = DDTreeCache.over(cache)
         model_kwargs[CACHE_NAME] = cache
     return cache

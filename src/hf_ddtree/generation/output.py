@@ -36,6 +36,9 @@ class SpeculationStats:
         nodes_verified (`int`): draft nodes the target read, roots not counted.
         seconds (`dict[str, float]`): time in each stage: draft, build, verify, accept, commit.
         prefill_seconds (`float`): time until the first token.
+        routes (`dict[str, int]`): how many layers of the target read trees by each route: `"attention"`, and where
+            there are recurrent layers `"gated delta rule"` or, slower, `"paths"`. A layer that mixes both ways
+            counts twice.
         trees (`list[VerifiedTree]`, *optional*): each round's tree, where `output_trees` asks for it.
     """
 
@@ -43,6 +46,7 @@ class SpeculationStats:
     nodes_verified: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     prefill_seconds: float = 0.0
+    routes: dict[str, int] = field(default_factory=dict)
     trees: list[VerifiedTree] | None = None
 
     @property
@@ -70,6 +74,7 @@ class SpeculationStats:
         self.acceptance_lengths += other.acceptance_lengths
         self.nodes_verified += other.nodes_verified
         self.prefill_seconds += other.prefill_seconds
+        self.routes = {**self.routes, **other.routes}
         for stage, seconds in other.seconds.items():
             self.seconds[stage] += seconds
         if other.trees is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_ddtree.compat import decoder_layers, model_name, text_config
+from hf_ddtree.drafters import embedding_shape, head_shape, plain_weight
 
 # A vocabulary is padded to a round number by at most this; a larger difference is another tokenizer.
 MAX_VOCABULARY_PADDING = 1024
@@ -53,14 +54,14 @@ def pair_checks(target: PreTrainedModel, drafter: PreTrainedModel) -> Iterator[P
         raise ValueError(
             f"{type(target).__name__} has no output embedding, which a DFlash drafter borrows for its logits."
         )
-    for what, module in (("embedding", target.get_input_embeddings()), ("output head", head)):
-        weight = getattr(module, "weight", None)
-        if weight is None or weight.device.type == "meta":
-            raise ValueError(
-                f"The target's {what} ({type(module).__name__}) is offloaded or quantised, but a DFlash drafter "
-                "borrows its weights: keep it in memory and unquantised."
-            )
-    rows, embedding_width = target.get_input_embeddings().weight.shape
+    embedding = target.get_input_embeddings()
+    normed = getattr(embedding, "embed_norm", None) is not None
+    if normed and not getattr(config, "own_embedding", False) and plain_weight(embedding) is None:
+        raise ValueError(
+            f"The target's embedding ({type(embedding).__name__}) normalises its rows, which a DFlash drafter reads "
+            "as they were before, but it is offloaded, sharded or quantised: keep this layer whole and in memory."
+        )
+    rows, embedding_width = embedding_shape(target)
     layers, taps = len(decoder_layers(target)), list(config.target_layer_ids)
     trained = getattr(config, "num_target_layers", None)
     if trained is not None:
@@ -85,7 +86,7 @@ def pair_checks(target: PreTrainedModel, drafter: PreTrainedModel) -> Iterator[P
     if not getattr(config, "own_embedding", False):
         yield _equal("embedding width", config.hidden_size, embedding_width)
     if not getattr(config, "own_head", False):
-        yield _equal("head width", config.hidden_size, head.weight.shape[1])
+        yield _equal("head width", config.hidden_size, head_shape(target)[1])
     own_rows = config.vocab_size if getattr(config, "own_embedding", False) else None
     owner, embedded = ("target's", rows) if own_rows is None else ("drafter's own", own_rows)
     yield PairCheck(

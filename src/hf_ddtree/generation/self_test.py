@@ -1,13 +1,17 @@
 """One look at a target before its first tree: do a tree's nodes get the logits of the paths they stand for?"""
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_ddtree.cache import DDTreeCache, begin, mixers
+from hf_ddtree.cache import DDTreeCache, begin, mixers, prune
 from hf_ddtree.compat import CACHE_NAME, text_config
+from hf_ddtree.drafters import device_of, embedding_shape
+from hf_ddtree.generation.ranks import Ranks
 from hf_ddtree.generation.verification import TreeVerifier
 from hf_ddtree.round import TreeRound
 from hf_ddtree.tree import DraftTree
@@ -17,54 +21,70 @@ PREFIX = 6
 # A wrong mask or position moves logits by about their own spread; arithmetic moves them by these shares of it at most.
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.15
+# Activations quantised to integers turn rounding errors into steps, in plain decoding too: so many times its own.
+OF_ITS_OWN = 8
 
 _passed: "weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]]" = weakref.WeakKeyDictionary()
 
 
-def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier) -> None:
+def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier, ranks: Ranks) -> None:
     """Compares a tree of two branches with two plain forwards; remembered for each model object, dtype and device.
 
     It catches models that take their positions or windows from slots of the cache, compute attention outside of
     Transformers' attention interface, or prepare their inputs in a way that a tree does not survive. Four forwards of
-    at most nine tokens; the model's own hooks do not see them.
+    at most nine tokens, or eleven where layers are recurrent, whose states are followed along an accepted path too; if
+    these differ a little, others tell how much plain decoding itself differs.
 
     Args:
         target (`PreTrainedModel`): the model that will verify.
         verifier (`TreeVerifier`): prepares the inputs of a tree for it.
+        ranks (`Ranks`): the processes whose forwards need each other; all run the test if one has not.
 
     Raises:
         ValueError: if the logits differ, or if a layer did not attend through the tree's attention.
     """
-    key = (target.dtype, target.device, text_config(target).__class__)
-    if key in _passed.setdefault(target, set()):
+    device = device_of(target) or target.device
+    key = (target.dtype, device, text_config(target).__class__)
+    if not ranks.any(key not in _passed.setdefault(target, set())):
         return
+    call = _Call(target, device, ranks.gathering)
     tree, branches = _tree(), [[0, 1, 2], [0, 3, 4]]
-    vocabulary = target.get_input_embeddings().weight.shape[0]
+    vocabulary, _ = embedding_shape(target)
     prefix = (torch.arange(PREFIX) * 5 + 3)[None] % vocabulary
     tree.token_ids.copy_(tree.token_ids % vocabulary)
-    tree_round = TreeRound(tree.depths.to(target.device), tree.subtree_ends.to(target.device))
+    tree_round = TreeRound(tree.depths.to(device), tree.subtree_ends.to(device))
     cache = DDTreeCache(config=text_config(target))
-    nodes = _logits_of_nodes(target, verifier, prefix, tree, tree_round, cache)
+    nodes = call.tree(verifier, prefix, tree, tree_round, cache)
     name = type(target).__name__
     if missing := mixers(cache) - tree_round.mixed:
         listed = ", ".join(f"{index} ({kind.value})" for index, kind in sorted(missing, key=lambda mixer: mixer[0]))
         raise ValueError(
-            f"Layers {listed} of {name} do not read tokens through Transformers' attention interface, which a draft "
-            "tree is verified through. Generate without `assistant_model`."
+            f"Layers {listed} of {name} do not read tokens through Transformers' attention interface, or the states "
+            "of its cache, which a draft tree is verified through. Generate without `assistant_model`."
         )
-    differences = []
-    for branch in branches:
-        ids = torch.cat([prefix, tree.token_ids[None, branch]], dim=1)
-        plain = _forward(target, ids, DDTreeCache(config=text_config(target)))[0, -len(branch) :].float()
-        difference = (nodes[branch] - plain).abs().mean(dim=-1) / plain.std(dim=-1).clamp_min(1e-6)
-        differences += difference.tolist()
+    rows = [torch.cat([prefix, tree.token_ids[None, branch]], dim=1) for branch in branches]
+    readings = [call.in_a_row, call.token_by_token]
+    if verifier.recurrent.routes:
+        # Some recurrent layers move on by several tokens otherwise than by one, which is what decoding does.
+        readings.reverse()
+    plain = [readings[0](ids) for ids in rows]
+    compared = [nodes[branch] for branch in branches], plain
+    if verifier.recurrent.routes:
+        # States that were moved along a path go on as those of decoding it.
+        prune(cache, torch.tensor(branches[-1][:-1]))
+        compared = [*compared[0], call.next(rows[-1], cache)], [*plain, plain[-1][-1:]]
     # A router of experts may flip at a node in low precision, but not at most of them.
-    worst = max(differences) if target.dtype in TOLERANCE else sorted(differences)[len(differences) // 2]
-    if not worst <= TOLERANCE.get(target.dtype, LOW_PRECISION_TOLERANCE):
+    which = -1 if target.dtype in TOLERANCE else len(tree) // 2
+    worst = sorted(_shares(*compared))[which]
+    tolerance = TOLERANCE.get(target.dtype, LOW_PRECISION_TOLERANCE)
+    if tolerance < worst <= LOW_PRECISION_TOLERANCE:
+        own = max(_shares([readings[1](ids) for ids in rows], plain))
+        tolerance = max(tolerance, min(OF_ITS_OWN * own, LOW_PRECISION_TOLERANCE))
+    if not worst <= tolerance:
         raise ValueError(
             f"{name} gives the nodes of a draft tree other logits than the same tokens in a row (they differ by "
             f"{worst:.1%} of their spread), so trees would change its output. It probably takes positions or windows "
-            "from slots of the cache. Generate without `assistant_model`."
+            "from slots of the cache, or treats the tokens of a forward together. Generate without `assistant_model`."
         )
     _passed[target].add(key)
 
@@ -80,31 +100,57 @@ def _tree() -> DraftTree:
     )
 
 
-def _logits_of_nodes(
-    target: PreTrainedModel,
-    verifier: TreeVerifier,
-    prefix: torch.Tensor,
-    tree: DraftTree,
-    tree_round: TreeRound,
-    cache: DDTreeCache,
-) -> torch.Tensor:
-    _forward(target, prefix, cache)
-    begin(cache)
-    positions = torch.arange(PREFIX + 1, device=target.device)[None]
-    kwargs: dict[str, Any] = {CACHE_NAME: cache, "position_ids": positions, "use_cache": True}
-    inputs = verifier.inputs(tree, kwargs)
-    with verifier.switch.tree(tree_round):
-        return _call(target, inputs)[0].float()
+def _shares(logits: list[torch.Tensor], expected: list[torch.Tensor]) -> list[float]:
+    """For each row how far its logits are from the expected ones on average, as a share of their spread."""
+    differences = (torch.cat(logits) - torch.cat(expected)).abs().mean(dim=-1)
+    return (differences / torch.cat(expected).std(dim=-1).clamp_min(1e-6)).tolist()
 
 
-def _forward(target: PreTrainedModel, ids: torch.Tensor, cache: DDTreeCache) -> torch.Tensor:
-    """The target's logits, with its inputs prepared as `generate` prepares a prompt."""
-    ids = ids.to(target.device)
-    positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    kwargs: dict[str, Any] = {CACHE_NAME: cache, "position_ids": positions, "use_cache": True}
-    inputs = target.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
-    return _call(target, inputs)
+class _Call:
+    """The target's forwards of the test, which its own hooks do not see unless they are what brings its weights."""
 
+    def __init__(self, target: PreTrainedModel, device: torch.device, through_hooks: bool):
+        self.target, self.device = target, device
+        self.forward: Callable[..., Any] = target if through_hooks else functools.partial(type(target).forward, target)
 
-def _call(target: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
-    return type(target).forward(target, **inputs, return_dict=True).logits
+    def tree(
+        self,
+        verifier: TreeVerifier,
+        prefix: torch.Tensor,
+        tree: DraftTree,
+        tree_round: TreeRound,
+        cache: DDTreeCache,
+    ) -> torch.Tensor:
+        """`(nodes, vocab_size)` logits of a tree behind the prefix."""
+        self.prompt(prefix, cache)
+        begin(cache)
+        positions = torch.arange(PREFIX + 1, device=self.device)[None]
+        kwargs: dict[str, Any] = {CACHE_NAME: cache, "position_ids": positions, "use_cache": True}
+        with verifier.reading(tree_round):
+            return self.forward(**verifier.inputs(tree, kwargs), return_dict=True).logits[0].float()
+
+    def prompt(self, ids: torch.Tensor, cache: DDTreeCache) -> torch.Tensor:
+        """`(length, vocab_size)` logits, with inputs prepared as `generate` prepares a prompt."""
+        return self._plain(ids, cache, 0)
+
+    def in_a_row(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of the tokens after the prefix, all read at once."""
+        return self.prompt(ids, DDTreeCache(config=text_config(self.target)))[PREFIX:]
+
+    def token_by_token(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of the tokens after the prefix, as plain decoding computes them."""
+        cache = DDTreeCache(config=text_config(self.target))
+        self.prompt(ids[:, :PREFIX], cache)
+        return torch.cat([self.next(ids[:, : i + 1], cache) for i in range(PREFIX, ids.shape[1])])
+
+    def next(self, ids: torch.Tensor, cache: DDTreeCache) -> torch.Tensor:
+        """`(1, vocab_size)` logits of the last of `ids`, those before it being in the cache."""
+        return self._plain(ids[:, -1:], cache, ids.shape[1] - 1)
+
+    def _plain(self, ids: torch.Tensor, cache: DDTreeCache, start: int) -> torch.Tensor:
+        ids = ids.to(self.device)
+        positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
+        kwargs: dict[str, Any] = {CACHE_NAME: cache, "position_ids": positions, "use_cache": True}
+        inputs = self.target.prepare_inputs_for_generation(ids, is_first_iteration=start == 0, **kwargs)
+        inputs.pop("logits_to_keep", None)
+        return self.forward(**inputs, return_dict=True).logits[0].float()

@@ -1,12 +1,17 @@
 """One target forward over a flattened draft tree."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from hf_ddtree.attention import AttentionSwitch
-from hf_ddtree.round import TapCollector, TreeRound
+from hf_ddtree.cache import mixers
+from hf_ddtree.linear_attention import RecurrentSwitch
+from hf_ddtree.round import MixerKind, TapCollector, TreeRound
 from hf_ddtree.tree import DraftTree
 
 # Arguments that only the prefill may see, or that this forward sets itself.
@@ -24,7 +29,7 @@ class TreeVerifier:
 
     def __init__(self, target: PreTrainedModel, taps: TapCollector):
         self.target, self.taps = target, taps
-        self.switch = AttentionSwitch(target)
+        self.attention, self.recurrent = AttentionSwitch(target), RecurrentSwitch(target)
 
     def __call__(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> Any:
         """The target's outputs with one row a node.
@@ -34,15 +39,31 @@ class TreeVerifier:
             model_kwargs (`dict`): `generate`'s, after the anchor was appended: `position_ids` end at the anchor,
                 `attention_mask`, where there is one, covers the prefix and the anchor.
         """
-        inputs = self.inputs(tree, model_kwargs)
         with self.taps.collect():
-            if len(tree) == 1:
-                # The anchor alone needs no tree: this is the forward of plain decoding.
+            if len(tree) == 1 and not self.recurrent.routes:
+                # The anchor alone needs no tree: this is the forward of plain decoding. With recurrent layers that
+                # would move their states in place, which no rollback could undo.
+                return self.target(**self.inputs(tree, model_kwargs), return_dict=True)
+            device = model_kwargs["position_ids"].device
+            with self.reading(_round_of(tree, device)):
+                # Under a static cache the mask is made here, not in the forward.
+                inputs = self.inputs(tree, model_kwargs)
+                if inputs["input_ids"].device == device:
+                    return self.target(**inputs, return_dict=True)
+            # Inputs that are kept on the host have been moved to the model.
+            with self.reading(_round_of(tree, inputs["input_ids"].device)):
                 return self.target(**inputs, return_dict=True)
-            device = inputs["input_ids"].device
-            tree_round = TreeRound(tree.depths.to(device), tree.subtree_ends.to(device))
-            with self.switch.tree(tree_round):
-                return self.target(**inputs, return_dict=True)
+
+    @contextmanager
+    def reading(self, tree_round: TreeRound) -> Iterator[None]:
+        """Inside, forwards of this thread on the target read `tree_round`."""
+        with self.attention.tree(tree_round), self.recurrent.tree(tree_round):
+            yield
+
+    def routes(self, cache: Cache) -> dict[str, int]:
+        """How many layers read trees by each route, given the target's cache after its prefill."""
+        attention = sum(kind is MixerKind.ATTENTION for _, kind in mixers(cache))
+        return {**({MixerKind.ATTENTION.value: attention} if attention else {}), **self.recurrent.routes}
 
     def inputs(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the target's forward takes for `tree`; arguments as in the call."""
@@ -57,4 +78,11 @@ class TreeVerifier:
         if mask is not None:
             kwargs["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)
         input_ids = tree.token_ids[None].to(position_ids.device)
-        return self.target.prepare_inputs_for_generation(input_ids, is_first_iteration=False, **kwargs)
+        inputs = self.target.prepare_inputs_for_generation(input_ids, is_first_iteration=False, **kwargs)
+        # Some models ask for the last token's logits only.
+        inputs.pop("logits_to_keep", None)
+        return inputs
+
+
+def _round_of(tree: DraftTree, device: torch.device) -> TreeRound:
+    return TreeRound(tree.depths.to(device), tree.subtree_ends.to(device))

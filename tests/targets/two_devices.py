@@ -1,0 +1,84 @@
+"""What `test_devices.py` runs in a process of its own: pairs spread over two devices, and what they generated."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from hf_ddtree.compat import decoder_layers
+from linear_attention.hybrids import make_hybrid
+from pairs import make_drafter, make_target, plain, prompt, tree
+from targets.second_device import ELSEWHERE, Elsewhere, SecondDevice, put_elsewhere
+
+NEW = 10
+
+
+def last_layers(target: Any, drafter: Any) -> None:
+    for module in (*decoder_layers(target)[2:], target.get_decoder().norm, target.get_output_embeddings()):
+        put_elsewhere(module)
+
+
+def first_layers(target: Any, drafter: Any) -> None:
+    for module in (target.model.embed_tokens, *target.model.layers[:3]):
+        put_elsewhere(module)
+
+    def bring_back(_module: Any, args: Any, kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
+
+    for module in (target.model.rotary_emb, target.model.layers[3], target.model.norm):
+        module.register_forward_pre_hook(bring_back, with_kwargs=True)
+
+
+def drafter_alone(target: Any, drafter: Any) -> None:
+    put_elsewhere(drafter)
+
+
+def one_layer_beside_the_drafter(target: Any, drafter: Any) -> None:
+    put_elsewhere(drafter)
+    last_layers(target, drafter)
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], None]]] = {
+    "last layers": (lambda: make_target("qwen3"), last_layers),
+    "last layers, sliding": (lambda: make_target("qwen3_sliding"), last_layers),
+    "last layers, eager": (lambda: make_target("gemma2"), last_layers),
+    "first layers": (lambda: make_target("llama"), first_layers),
+    "drafter": (lambda: make_target("qwen3"), drafter_alone),
+    "both": (lambda: make_target("qwen3"), one_layer_beside_the_drafter),
+    "recurrent": (lambda: make_hybrid(), last_layers),
+}
+
+
+def generate(make: Callable[[], Any], spread: Callable[[Any, Any], None]) -> dict[str, Any]:
+    whole, target = make(), make()
+    drafter = make_drafter(whole)
+    expected = plain(whole, prompt(), max_new_tokens=NEW)
+    spread(target, drafter)
+    with SecondDevice() as second:
+        output = tree(target, drafter, prompt(), max_new_tokens=NEW, return_dict_in_generate=True)
+    return {
+        "equal": torch.equal(output.sequences, expected),
+        "accepted": max(output.speculation.acceptance_lengths),
+        "ran there": second.ran,
+    }
+
+
+def mixing() -> str:
+    """What an operation on tensors of both devices says."""
+    with SecondDevice():
+        there = torch.ones(2, device=ELSEWHERE)
+        assert isinstance(there, Elsewhere) and (there.cpu() + torch.ones(2)).tolist() == [2, 2]
+        try:
+            there + torch.ones(2)
+        except RuntimeError as error:
+            return str(error)
+    return "nothing"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {name: generate(*case) for name, case in CASES.items()}
+    print(json.dumps({"mixing": mixing(), "cases": results}), file=sys.stdout)

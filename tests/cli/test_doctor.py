@@ -7,9 +7,12 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from hf_ddtree.cli import app
+from hf_ddtree.cli import app, tested
 
 from .conftest import BLOCK, LAYERS, WIDTH, save_target
+
+matrix = tested.load
+TARGET_CLASS = "Qwen3ForCausalLM"
 
 
 def invoke(*arguments):
@@ -37,6 +40,35 @@ def test_a_sound_pair(folders):
     assert re.search(r"acceptance length [\d.]+ tokens a round", text)
     assert "text of 20 tokens with trees: equal plain decoding ok" in text
     assert "FAIL" not in text and "Every check passed." in text
+
+
+def test_the_rows_of_the_targets_class_in_the_matrix(folders):
+    _, text = invoke(folders.target, folders.drafter, "--prompt", "hello")
+    rows = [row for row in matrix() if row["model_class"] == TARGET_CLASS]
+    assert {row["dtype"] for row in rows} == {"float64", "float32", "bfloat16"}
+    assert f"tested as {rows[0]['title']};" in text
+    for row in rows:
+        assert f"{row['title']} {row['dtype']} {', '.join(row['routes'])} ≤ {row['max_error']:.0e}" in text
+
+
+def test_a_class_that_is_not_in_the_matrix(folders, monkeypatch):
+    monkeypatch.setattr(tested, "load", lambda: [])
+    result, text = invoke(folders.target, folders.drafter, "--prompt", "hello")
+    assert result.exit_code == 0
+    assert "tested as none doubtful" in text
+    assert f"{TARGET_CLASS} is not among the families that this release was tested with" in text
+
+
+def test_the_matrix_is_whole():
+    """Every family has fp32 and bf16, every text was equal, and no error is larger than its dtype explains."""
+    rows = matrix()
+    names = {row["family"] for row in rows}
+    assert len(names) >= 80
+    for row in rows:
+        assert row["max_error"] <= {"float64": 1e-3, "float32": 1e-3, "bfloat16": 1.0}[row["dtype"]], row
+        assert row["generate"] in ({"float64": [None], "float32": ["equal"]}.get(row["dtype"], ["equal to rounding"]))
+    for name in names:
+        assert {"float32", "bfloat16"} <= {row["dtype"] for row in rows if row["family"] == name}, name
 
 
 def test_piped_output_is_plain_and_narrow(folders):

@@ -12,6 +12,7 @@ from transformers.cache_utils import (
 )
 
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
+from hf_ddtree.linear_attention.states import STATES, copied
 
 
 class Pending(Protocol):
@@ -59,7 +60,7 @@ class TreeRecurrentLayer(LinearAttentionLayer):
 
     def _share(self, layer: LinearAttentionLayer) -> None:
         self.number_of_states = layer.number_of_states
-        for name in _STATES:
+        for name in STATES:
             setattr(self, name, dict(getattr(layer, name)))
         self.device, self.dtype = layer.device, layer.dtype
 
@@ -148,10 +149,7 @@ class TreeRecurrentLayer(LinearAttentionLayer):
     def _replayed(self, path: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if self._finish is None:
             return []
-        scratch = LinearAttentionLayer(number_of_states=self.number_of_states)
-        scratch.device, scratch.dtype = self.device, self.dtype
-        for name in _STATES:
-            setattr(scratch, name, {index: _copy(value) for index, value in getattr(self, name).items()})
+        scratch = copied(self)
         self._finish(path, scratch)
         # A layer may keep several states, and only some of them by replaying tokens.
         return [
@@ -170,28 +168,14 @@ class TreeRecurrentLayer(LinearAttentionLayer):
         self._inputs, self._pending, self._finish, self._moves = {}, {}, None, None
 
 
-_STATES = (
-    "conv_states",
-    "recurrent_states",
-    "is_conv_states_initialized",
-    "is_recurrent_states_initialized",
-    "has_previous_state",
-    "conv_kernel_size",
-)
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
 def saved_states(layer: LinearAttentionLayer) -> Callable[[], None]:
     """A function that gives a layer back the states it has now, in the tensors they are in now.
 
     Outside of rounds the library writes states in place, so what they hold is copied.
     """
-    held = {name: dict(getattr(layer, name)) for name in _STATES}
+    held = {name: dict(getattr(layer, name)) for name in STATES}
     copies = {
-        name: {index: _copy(state) for index, state in held[name].items()}
+        name: {index: None if state is None else state.clone() for index, state in held[name].items()}
         for name in ("conv_states", "recurrent_states")
         if any(layer.has_previous_state.values())
     }

@@ -113,12 +113,13 @@ def _tested(console: Console, rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
     table = _grid()
-    for column in ("family", "dtype", "route", "error of a node", "text"):
+    for column in ("family", "dtype", "route", "error", "text"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        error = f"up to {row['max_error']:.0e} of the logits' spread"
+        error = f"≤ {row['max_error']:.0e}"
         table.add_row(row["title"], row["dtype"], ", ".join(row["routes"]), error, row["generate"] or "")
     console.print(Text("\nTiny models of this class, as this release was tested", "bold"))
+    console.print(Text("error: of a node's logits, in their standard deviations", "dim"))
     console.print(table)
 
 

@@ -22,11 +22,13 @@ def bytes_of(layer: LinearAttentionLayer) -> int:
     return sum(state.nbytes for state in states if state is not None)
 
 
-def copied(layer: LinearAttentionLayer, rows: torch.Tensor) -> LinearAttentionLayer:
-    """A plain layer with copies of the states of the sequences `rows` (`torch.LongTensor`), in their order."""
+def copied(layer: LinearAttentionLayer, rows: torch.Tensor | None = None) -> LinearAttentionLayer:
+    """A plain layer with copies of the states of all sequences, or of `rows` (`torch.LongTensor`) in their order."""
 
     def copy(value: Any) -> Any:
-        return value.index_select(0, rows.to(value.device)) if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.clone() if rows is None else value.index_select(0, rows.to(value.device))
 
     new = LinearAttentionLayer(number_of_states=layer.number_of_states)
     new.device, new.dtype = layer.device, layer.dtype

@@ -48,7 +48,7 @@ def generate(
         quiet_transformers(warnings=True)
         text = sys.stdin.read() if prompt == "-" else prompt
         pair = Pair.load(model, drafter, dtype=dtype, device=device, gguf_file=gguf_file)
-        inputs = _inputs(pair, text, chat)
+        inputs = pair.inputs(text, chat)
         config = DDTreeConfig(budget=budget, max_new_tokens=max_new_tokens, **_sampling(temperature, top_k, top_p))
         if seed is not None:
             torch.manual_seed(seed)
@@ -59,22 +59,6 @@ def generate(
             seconds = time.perf_counter() - start
         if stats:
             _print_stats(stderr(), recorded, sum(printer.emitted), seconds)
-
-
-def _inputs(pair: Pair, text: str, chat: bool | None) -> Any:
-    tokenizer = pair.tokenizer
-    has_template = getattr(tokenizer, "chat_template", None) is not None
-    if chat and not has_template:
-        raise ValueError(f"The tokenizer of {tokenizer.name_or_path} has no chat template: drop --chat.")
-    if has_template and chat is not False:
-        inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-    else:
-        inputs = tokenizer(text, return_tensors="pt")
-    if inputs["input_ids"].shape[1] == 0:
-        raise ValueError("The prompt has no tokens: give some text to continue.")
-    return inputs.to(pair.target.device)
 
 
 def _sampling(temperature: float | None, top_k: int | None, top_p: float | None) -> dict[str, Any]:

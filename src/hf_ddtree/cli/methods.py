@@ -47,7 +47,7 @@ def strategy(
         case "native":
             return GenerationConfig(speculation_type="dflash", **settings), drafter
         case "chain":
-            return DDTreeConfig(budget=pair.drafter.config.block_size - 1, max_branching=1, **settings), drafter
+            return DDTreeConfig(budget=pair.drafter.config.block_size, max_branching=1, **settings), drafter
         case _:
             return DDTreeConfig(budget=budget, **settings), drafter
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from hf_ddtree.cli.bench.command import bench
+from hf_ddtree.cli.benchmark.command import bench
 from hf_ddtree.cli.demo import demo
 from hf_ddtree.cli.doctor import doctor
 from hf_ddtree.cli.generate import generate

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_ddtree.cli.bench.extra import needs
+from hf_ddtree.cli.benchmark.extra import needs
 
 COLUMNS = 3
 WIDTH, HEIGHT = 4.0, 3.2

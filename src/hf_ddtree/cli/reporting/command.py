@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from hf_ddtree.cli.bench.results import FORMAT, read_lines
-from hf_ddtree.cli.bench.summary import summarise
+from hf_ddtree.cli.benchmark.results import FORMAT, read_lines
+from hf_ddtree.cli.benchmark.summary import summarise
 from hf_ddtree.cli.console import short_errors, stderr, stdout
 from hf_ddtree.cli.reporting.plots import draw
 from hf_ddtree.cli.reporting.table import Summary, markdown

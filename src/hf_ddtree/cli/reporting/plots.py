@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_ddtree.cli.bench.extra import needs
+from hf_ddtree.cli.benchmark.extra import needs
 from hf_ddtree.cli.methods import CHAIN, COMPILED, LOOKUP, NAMES, NATIVE, PLAIN, TREE
 from hf_ddtree.cli.reporting.canvas import panels, save
 from hf_ddtree.cli.reporting.table import Summary, group_title, groups, name, prompts, title

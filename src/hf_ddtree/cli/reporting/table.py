@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hf_ddtree.cli.bench.machine import what_peak_is
-from hf_ddtree.cli.methods import NAMES, PLAIN, TREE
+from hf_ddtree.cli.benchmark.machine import what_peak_is
+from hf_ddtree.cli.methods import NAMES, TREE
 
 Summary = dict[str, Any]
 Group = tuple[str, float]
@@ -88,7 +88,7 @@ def _figures(cells: Sequence[Summary], summary: Summary) -> str:
         row = [
             name(cell),
             "-" if cell["tokens_per_second"] is None else f"{cell['tokens_per_second']:.1f}",
-            *(_estimate(cell[figure], cell["method"]) for figure in ("speedup", "speedup_whole", "acceptance_length")),
+            *(_estimate(cell[figure]) for figure in ("speedup", "speedup_whole", "acceptance_length")),
             same,
         ]
         rows.append([*row, f"{cell['peak_bytes'] / 2**30:.2f} GiB"] if on_cuda else row)
@@ -120,11 +120,11 @@ def _differences(places: Sequence[Summary]) -> list[str]:
     return ["\n".join(lines)]
 
 
-def _estimate(estimate: Summary | None, method: str) -> str:
+def _estimate(estimate: Summary | None) -> str:
     if estimate is None:
         return "-"
-    # Plain decoding is 1 by definition.
-    if estimate["low"] is None or method == PLAIN:
+    # Plain decoding against itself, say.
+    if estimate["low"] is None or estimate["low"] == estimate["high"]:
         return f"{estimate['value']:.2f}"
     return f"{estimate['value']:.2f} ({estimate['low']:.2f} to {estimate['high']:.2f})"
 

@@ -12,18 +12,18 @@ import torch
 import typer
 from rich.text import Text
 
-from hf_ddtree.cli.bench import data as data_sets
-from hf_ddtree.cli.bench.data import SHIPPED, Encoded
-from hf_ddtree.cli.bench.extra import needs
-from hf_ddtree.cli.bench.hub import HUB_SETS
-from hf_ddtree.cli.bench.machine import commit, fingerprint, machine, versions
-from hf_ddtree.cli.bench.options import numbers, words
-from hf_ddtree.cli.bench.plan import Grid
-from hf_ddtree.cli.bench.plan import methods as planned
-from hf_ddtree.cli.bench.processes import Processes
-from hf_ddtree.cli.bench.results import Record, Results, read_lines
-from hf_ddtree.cli.bench.run import Bench
-from hf_ddtree.cli.bench.summary import summarise, unexplained
+from hf_ddtree.cli.benchmark import data as data_sets
+from hf_ddtree.cli.benchmark.data import SHIPPED, Encoded
+from hf_ddtree.cli.benchmark.extra import needs
+from hf_ddtree.cli.benchmark.hub import HUB_SETS
+from hf_ddtree.cli.benchmark.machine import commit, fingerprint, machine, versions
+from hf_ddtree.cli.benchmark.options import numbers, words
+from hf_ddtree.cli.benchmark.plan import Grid
+from hf_ddtree.cli.benchmark.plan import methods as planned
+from hf_ddtree.cli.benchmark.processes import Processes
+from hf_ddtree.cli.benchmark.results import Record, Results, read_lines
+from hf_ddtree.cli.benchmark.run import Bench
+from hf_ddtree.cli.benchmark.summary import summarise, unexplained
 from hf_ddtree.cli.console import FAILED, quiet_transformers, short_errors, stderr, stdout
 from hf_ddtree.cli.methods import CHAIN, COMPILED, LOOKUP, NATIVE, TREE
 from hf_ddtree.cli.pair import Pair, check_pair_options, load_pair

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from hf_ddtree.cli.bench.data import Encoded
-from hf_ddtree.cli.bench.machine import forget_peak, peak_memory
-from hf_ddtree.cli.bench.plan import Grid, Method, Unit
-from hf_ddtree.cli.bench.results import Record, Results, unit_of, unit_record
+from hf_ddtree.cli.benchmark.data import Encoded
+from hf_ddtree.cli.benchmark.machine import forget_peak, peak_memory
+from hf_ddtree.cli.benchmark.plan import Grid, Method, Unit
+from hf_ddtree.cli.benchmark.results import Record, Results, unit_of, unit_record
 from hf_ddtree.cli.comparison import top_two_gap
 from hf_ddtree.cli.console import with_progress
 from hf_ddtree.cli.measure import Run, first_difference, generate

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from hf_ddtree.cli.bench.hub import HUB_SETS
+from hf_ddtree.cli.benchmark.hub import HUB_SETS
 from hf_ddtree.cli.pair import Pair, read_prompts, shipped_prompts
 
 SHIPPED = "shipped"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_ddtree.cli.bench.plan import Method, Unit
+from hf_ddtree.cli.benchmark.plan import Method, Unit
 
 FORMAT = 1
 

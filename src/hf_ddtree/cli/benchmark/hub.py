@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hf_ddtree.cli.bench.extra import needs
+from hf_ddtree.cli.benchmark.extra import needs
 
 _REASON = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 _CODE = "\n\nAnswer with Python code in one Markdown block."

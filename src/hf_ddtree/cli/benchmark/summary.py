@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from hf_ddtree.cli.bench.intervals import Estimate, ratio_of_medians, ratio_of_sums
-from hf_ddtree.cli.bench.plan import Unit
-from hf_ddtree.cli.bench.results import Record, unit_of, unit_record
-from hf_ddtree.cli.bench.run import differences
+from hf_ddtree.cli.benchmark.intervals import Estimate, ratio_of_medians, ratio_of_sums
+from hf_ddtree.cli.benchmark.plan import Unit
+from hf_ddtree.cli.benchmark.results import Record, unit_of, unit_record
+from hf_ddtree.cli.benchmark.run import differences
 from hf_ddtree.cli.methods import CHAIN, PLAIN, TREE, matches_plain
 from hf_ddtree.generation.output import STAGES
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hf_ddtree.cli.bench.extra import needs
+from hf_ddtree.cli.benchmark.extra import needs
 
 RESAMPLES = 9999
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hf_ddtree.cli.benchmark import data
+from hf_ddtree.cli.benchmark.exactness import unexplained
 from hf_ddtree.cli.benchmark.hub import HUB_SETS
 from hf_ddtree.cli.benchmark.intervals import ratio_of_medians, ratio_of_sums
 from hf_ddtree.cli.benchmark.machine import commit, fingerprint
@@ -18,7 +19,6 @@ from hf_ddtree.cli.benchmark.plan import Grid, Method, Unit, methods
 from hf_ddtree.cli.benchmark.processes import Processes
 from hf_ddtree.cli.benchmark.results import Results, read_lines
 from hf_ddtree.cli.benchmark.run import Bench
-from hf_ddtree.cli.benchmark.summary import unexplained
 from hf_ddtree.cli.methods import COMPILED
 from hf_ddtree.cli.rounds import TokenCounter
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from hf_ddtree.cli.comparison import Tallies, as_json, differences, machine
 from hf_ddtree.cli.console import FAILED, quiet_transformers, short_errors, stderr, stdout, with_progress
 from hf_ddtree.cli.measure import MODES, Runner, Tally
+from hf_ddtree.cli.options import Budget, Threads
 from hf_ddtree.cli.pair import Pair, Prompt, check_pair_options, load_pair, read_prompts, shipped_prompts
 from hf_ddtree.cli.streaming import TextPrinter, legend
 from hf_ddtree.cli.table import modes_table, stages_table
@@ -26,8 +27,8 @@ def demo(
     prompt: Annotated[str | None, typer.Option(help="Text to continue, in place of a shipped prompt.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Measure over every shipped prompt, not one.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate from each prompt.")] = 128,
-    budget: Annotated[int | None, typer.Option(min=0, help="Nodes of a draft tree; default: the library's.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: PyTorch's choice.")] = None,
+    budget: Budget = None,
+    threads: Threads = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the measurements to this file.")] = None,
     model: Annotated[str | None, typer.Option(help="Another target: a folder or Hub repository.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The drafter of that target.")] = None,

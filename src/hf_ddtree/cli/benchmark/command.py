@@ -1,34 +1,31 @@
 """`hf-ddtree bench`: a pair's speed and acceptance against everything else `generate` offers."""
 
 import json
-import shlex
-import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.text import Text
 
 from hf_ddtree.cli.benchmark import data as data_sets
-from hf_ddtree.cli.benchmark.data import SHIPPED, Encoded
+from hf_ddtree.cli.benchmark.data import SHIPPED
+from hf_ddtree.cli.benchmark.exactness import unexplained
 from hf_ddtree.cli.benchmark.extra import needs
+from hf_ddtree.cli.benchmark.header import header_of
 from hf_ddtree.cli.benchmark.hub import HUB_SETS
-from hf_ddtree.cli.benchmark.machine import commit, fingerprint, machine, versions
-from hf_ddtree.cli.benchmark.options import numbers, words
+from hf_ddtree.cli.benchmark.lists import numbers, words
 from hf_ddtree.cli.benchmark.plan import Grid
 from hf_ddtree.cli.benchmark.plan import methods as planned
 from hf_ddtree.cli.benchmark.processes import Processes
-from hf_ddtree.cli.benchmark.results import Record, Results, read_lines
+from hf_ddtree.cli.benchmark.results import Results, read_lines
 from hf_ddtree.cli.benchmark.run import Bench
-from hf_ddtree.cli.benchmark.summary import summarise, unexplained
+from hf_ddtree.cli.benchmark.summary import summarise
 from hf_ddtree.cli.console import FAILED, quiet_transformers, short_errors, stderr, stdout
 from hf_ddtree.cli.methods import CHAIN, COMPILED, LOOKUP, NATIVE, TREE
-from hf_ddtree.cli.pair import Pair, check_pair_options, load_pair
+from hf_ddtree.cli.options import Chat, Device, Dtype, Threads
+from hf_ddtree.cli.pair import check_pair_options, load_pair
 from hf_ddtree.cli.reporting.table import markdown
-from hf_ddtree.compat import attention_implementation
 
 BUDGETS = {"cpu": "7,15,31,63", "accelerator": "15,31,63,127,255,511,1023"}
 
@@ -54,15 +51,10 @@ def bench(
         str | None, typer.Option(help="Also on prompts of these lengths, made of the data: 512,2048.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling; prompt n begins with seed + n.")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: PyTorch's choice.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 or auto; default: float32 on a CPU, else auto.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; default: the accelerator, if any.")] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--no-chat", help="Apply the chat template; default: if the tokenizer has one."),
-    ] = None,
+    threads: Threads = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    chat: Chat = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let a chat template that asks turn it on.")] = False,
 ) -> None:
     """Measure a pair against plain decoding, prompt lookup, the native chain and its own chain.
@@ -98,7 +90,7 @@ def bench(
             repeats,
             frozenset(part.name for part in encoded if part.context),
         )
-        header = _header(pair, encoded, grid, max_new_tokens, seed, processes.count)
+        header = header_of(pair, encoded, grid, max_new_tokens, seed, processes.count)
         results = Results(processes.file(out), header | {"names": [model or SHIPPED, drafter or SHIPPED]})
         _run(Bench(pair, encoded, grid, results, max_new_tokens, seed, processes.rank, processes.count))
         processes.wait()
@@ -133,34 +125,3 @@ def _run(bench: Bench) -> None:
             soft_wrap=True,
         )
         raise
-
-
-def _header(
-    pair: Pair, data: Sequence[Encoded], grid: Grid, max_new_tokens: int, seed: int, processes: int
-) -> dict[str, Any]:
-    """Everything that a figure depends on."""
-    target, drafter = pair.target, pair.drafter
-    parts = {part.name: {"prompts": len(part.prompts), "context": part.context} for part in data}
-    configuration: Record = {
-        "target": fingerprint(target),
-        "drafter": fingerprint(drafter),
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "drafter_dtype": str(drafter.dtype).removeprefix("torch."),
-        "attention": attention_implementation(target.config),
-        "methods": [method.label for method in grid.methods],
-        "temperatures": list(grid.temperatures),
-        "repeats": grid.repeats,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "processes": processes,
-        "prompts": data_sets.digest(data),
-        "data": parts,
-    }
-    return {
-        "command": shlex.join(["hf-ddtree", *sys.argv[1:]]),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "versions": versions(),
-        "machine": machine(target.device),
-        "configuration": configuration,
-    }

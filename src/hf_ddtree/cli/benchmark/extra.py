@@ -14,4 +14,7 @@ def needs(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
+        # Something that the package itself lacks keeps its own message.
+        if error.name not in (module, package):
+            raise
         raise ImportError(f'This needs {package}, which is not installed: pip install "hf_ddtree[bench]"') from error

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from hf_ddtree.cli.benchmark.data import Encoded
+from hf_ddtree.cli.benchmark.exactness import differences
 from hf_ddtree.cli.benchmark.machine import forget_peak, peak_memory
 from hf_ddtree.cli.benchmark.plan import Grid, Method, Unit
 from hf_ddtree.cli.benchmark.results import Record, Results, unit_of, unit_record
 from hf_ddtree.cli.comparison import top_two_gap
 from hf_ddtree.cli.console import with_progress
-from hf_ddtree.cli.measure import Run, first_difference, generate
-from hf_ddtree.cli.methods import CHAIN, COMPILED, PLAIN, TREE, matches_plain, strategy
+from hf_ddtree.cli.measure import Run, generate
+from hf_ddtree.cli.methods import CHAIN, COMPILED, PLAIN, TREE, strategy
 from hf_ddtree.cli.pair import Pair
 from hf_ddtree.cli.rounds import RoundCounter, TokenCounter
 
@@ -124,21 +125,6 @@ class Bench:
             gap = top_two_gap(self.pair.target, self.prompts[unit.dataset][unit.prompt] + expected[:place])
             figures = {"token": place, "gap": gap.size, "rounding": gap.rounding}
             self.results.append({"kind": "gap", **unit_record(unit), **figures})
-
-
-def differences(lines: Sequence[Record]) -> list[tuple[Record, int, list[int]]]:
-    """Runs whose text should be plain decoding's of the same turn and is not, the first place, and plain's text."""
-    runs = [line for line in lines if line["kind"] == "run"]
-    plain = {unit_of(line).block: line["token_ids"] for line in runs if line["method"] == PLAIN}
-    found = []
-    for line in runs:
-        expected = plain.get(unit_of(line).block)
-        if expected is None or not matches_plain(line["method"], line["temperature"]):
-            continue
-        place = first_difference(line["token_ids"], expected)
-        if place is not None:
-            found.append((line, place, expected))
-    return found
 
 
 def _describe(unit: Unit) -> str:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from hf_ddtree.cli.benchmark.exactness import differing_units, identical
 from hf_ddtree.cli.benchmark.intervals import Estimate, ratio_of_medians, ratio_of_sums
-from hf_ddtree.cli.benchmark.plan import Unit
-from hf_ddtree.cli.benchmark.results import Record, unit_of, unit_record
-from hf_ddtree.cli.benchmark.run import differences
-from hf_ddtree.cli.methods import CHAIN, PLAIN, TREE, matches_plain
+from hf_ddtree.cli.benchmark.results import Record
+from hf_ddtree.cli.methods import CHAIN, PLAIN, TREE
 from hf_ddtree.generation.output import STAGES
 
 Cell = tuple[str, float, str, int | None]
@@ -26,7 +25,7 @@ def summarise(lines: Sequence[Record]) -> Record:
     cells: dict[Cell, list[Record]] = {}
     for run in runs:
         cells.setdefault(_cell(run), []).append(run)
-    different = _different(lines)
+    different = differing_units(lines)
     contexts = {name: part.get("context") for name, part in header["configuration"]["data"].items()}
     return {
         **{name: value for name, value in header.items() if name != "kind"},
@@ -36,7 +35,7 @@ def summarise(lines: Sequence[Record]) -> Record:
                 **dict(zip(("dataset", "temperature", "method", "budget"), cell, strict=True)),
                 "context": contexts.get(cell[0]),
                 **_figures(mine, cells.get((*cell[:2], PLAIN, None), [])),
-                **_exactness(mine, cell, different),
+                "identical": identical(mine, different),
             }
             for cell, mine in cells.items()
         ],
@@ -46,26 +45,6 @@ def summarise(lines: Sequence[Record]) -> Record:
 
 def _cell(run: Record) -> Cell:
     return run["dataset"], run["temperature"], run["method"], run["budget"]
-
-
-def _different(lines: Sequence[Record]) -> dict[Unit, Record]:
-    """Every run whose text should be plain decoding's and is not, with the gap there where it was looked at."""
-    gaps = {unit_of(line): line for line in lines if line["kind"] == "gap"}
-    found = {}
-    for run, place, _ in differences(lines):
-        unit = unit_of(run)
-        gap = gaps.get(unit, {})
-        figures = {"token": place, "gap": gap.get("gap"), "rounding": gap.get("rounding", False)}
-        found[unit] = {**unit_record(unit), **figures}
-    return found
-
-
-def _exactness(runs: Sequence[Record], cell: Cell, different: dict[Unit, Record]) -> Record:
-    """Prompts with plain decoding's own text in every repeat; `None` for methods that do not promise it."""
-    if not matches_plain(cell[2], cell[1]):
-        return {"identical": None}
-    off = {run["prompt"] for run in runs if unit_of(run) in different}
-    return {"identical": len({run["prompt"] for run in runs}) - len(off)}
 
 
 def _figures(runs: Sequence[Record], plain: Sequence[Record]) -> Record:
@@ -149,22 +128,3 @@ def _rounds(runs: Sequence[Record]) -> Record:
 
 def _record(estimate: Estimate) -> Record:
     return estimate._asdict()
-
-
-def unexplained(summary: Record) -> list[str]:
-    """A sentence for each text of ours that is not plain decoding's where rounding does not explain it."""
-    sentences = []
-    exact = summary["configuration"]["dtype"] == "float32"
-    for place in summary["differences"]:
-        sampled = place["temperature"] > 0
-        # In half precision sampled texts part by rounding, and no gap between two logits tells it.
-        if place["method"] not in (CHAIN, TREE) or place["rounding"] or (sampled and not exact):
-            continue
-        where = f"new token {place['token']} of prompt {place['prompt']} of {place['dataset']}"
-        gap = "" if place["gap"] is None else f", where the target's two best logits are {place['gap']:.1e} apart"
-        budget = "" if place["budget"] is None else f" {place['budget']}"
-        sentences.append(
-            f"{place['method']}{budget} differs from plain decoding at temperature {place['temperature']:g}, first at "
-            f"{where}{gap}."
-        )
-    return sentences

@@ -46,6 +46,7 @@ def summary():
         "format": 1,
         "command": "hf-ddtree bench --data math.jsonl",
         "started": "2026-01-02T03:04:05+00:00",
+        "load": 0.5,
         "commit": "abc",
         "names": ["org/target", "org/drafter"],
         "versions": {"python": "3.12", "torch": "2.9", "numba": None},
@@ -92,7 +93,7 @@ def test_markdown(summary):
         "",
         "- `hf-ddtree bench --data math.jsonl`",
         "- Some CPU, 8 cores, 1 thread, 16.0 GiB; float32, sdpa attention; 3 repeats, 64 new tokens at most; started "
-        "2026-01-02T03:04:05+00:00.",
+        "2026-01-02T03:04:05+00:00 under a load of 0.5.",
         "- python 3.12; torch 2.9; commit abc.",
         "- Peak memory 1.00 GiB (largest resident set of the process so far, weights included and whatever ran "
         "before).",

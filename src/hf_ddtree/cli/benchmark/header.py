@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from hf_ddtree.cli.benchmark.data import Encoded, digest
-from hf_ddtree.cli.benchmark.machine import commit, fingerprint, machine, versions
+from hf_ddtree.cli.benchmark.machine import commit, fingerprint, load, machine, versions
 from hf_ddtree.cli.benchmark.plan import Grid
 from hf_ddtree.cli.benchmark.results import Record
 from hf_ddtree.cli.pair import Pair
@@ -37,6 +37,7 @@ def header_of(
     return {
         "command": shlex.join(["hf-ddtree", *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load": load(),
         "commit": commit(),
         "versions": versions(),
         "machine": machine(target.device),

@@ -60,6 +60,11 @@ def machine(device: torch.device) -> dict[str, Any]:
     return facts
 
 
+def load() -> float | None:
+    """Processes that wanted a core in the last minute, on average: what else the machine was doing."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+
+
 def _cpu_model() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []

@@ -55,14 +55,14 @@ class Grid:
         prompts (`Mapping[str, int]`): how many each data set has.
         temperatures (`Sequence[float]`): 0 is greedy.
         repeats (`int`): runs of each method on each prompt.
-        greedy_only (`frozenset[str]`): data sets that only the first temperature is run on.
+        first_temperature_only (`frozenset[str]`): data sets that only the first temperature is run on.
     """
 
     methods: Sequence[Method]
     prompts: Mapping[str, int]
     temperatures: Sequence[float]
     repeats: int
-    greedy_only: frozenset[str] = frozenset()
+    first_temperature_only: frozenset[str] = frozenset()
 
     def units(self, rank: int = 0, ranks: int = 1) -> list[Unit]:
         """The runs of one process in order: on each prompt all methods in turn, and a repeat only after all prompts.
@@ -77,7 +77,7 @@ class Grid:
         units, turn = [], 0
         for repeat in range(self.repeats):
             for dataset, prompt in prompts:
-                for temperature in self.temperatures[: 1 if dataset in self.greedy_only else None]:
+                for temperature in self.temperatures[: 1 if dataset in self.first_temperature_only else None]:
                     shift = turn % len(self.methods)
                     order = [*self.methods[shift:], *self.methods[:shift]]
                     units += [Unit(dataset, prompt, temperature, repeat, method) for method in order]

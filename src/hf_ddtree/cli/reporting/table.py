@@ -38,11 +38,12 @@ def facts(summary: Summary) -> str:
     machine, versions, settings = (summary[part] for part in ("machine", "versions", "configuration"))
     peak = [cell["peak_bytes"] for cell in summary["cells"] if cell["peak_bytes"]]
     where = f"{machine['gpu']}, on a host with {machine['cpu']}" if "gpu" in machine else machine["cpu"]
+    load = "" if summary["load"] is None else f" under a load of {summary['load']}"
     lines = [
         f"`{summary['command']}`",
         f"{where}, {machine['cores']} cores, {_count(machine['threads'], 'thread')}, {machine['memory_gib']} GiB; "
         f"{settings['dtype']}, {settings['attention']} attention; {_count(settings['repeats'], 'repeat')}, "
-        f"{settings['max_new_tokens']} new tokens at most; started {summary['started']}.",
+        f"{settings['max_new_tokens']} new tokens at most; started {summary['started']}{load}.",
         "; ".join(f"{name} {version}" for name, version in versions.items() if version)
         + (f"; commit {summary['commit']}." if summary["commit"] else "."),
     ]

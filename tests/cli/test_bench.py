@@ -7,13 +7,17 @@ from collections import Counter
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
 from hf_ddtree.cli import app
+from hf_ddtree.cli.benchmark.data import Encoded
+from hf_ddtree.cli.benchmark.plan import Grid, methods
 from hf_ddtree.cli.benchmark.processes import Processes
 from hf_ddtree.cli.benchmark.results import Results
 from hf_ddtree.cli.benchmark.run import Bench
 from hf_ddtree.cli.comparison import Gap
+from hf_ddtree.cli.methods import COMPILED
 
 TEXTS = ("hello world", "abcabc", "Qdeal 01")
 METHODS = ["plain", "lookup", "native", "chain", "tree 0", "tree 20"]
@@ -206,12 +210,17 @@ def test_two_real_processes(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_compiled_plain_decoding(options, tmp_path):
-    result = invoke(*options, "--compiled", "--methods", "tree")
-    assert result.exit_code == 0, result.output
-    summary = json.loads((tmp_path / "runs.json").read_text())
-    assert summary["failed"] == {}
-    assert {cell["identical"] for cell in summary["cells"] if cell["method"] == "compiled"} == {2}
+def test_no_measured_run_of_the_compiled_forward_compiles(pair, tmp_path):
+    grid = Grid(methods([COMPILED, "tree", "native"], [7]), {"a": 4}, [0.0, 1.0], 1)
+    results = Results(tmp_path / "runs.jsonl", {"configuration": {"methods": []}})
+    bench = Bench(pair, [Encoded("a", [[1, 2, 3], [2] * 9, [3] * 30, [4] * 17])], grid, results, max_new_tokens=12)
+    bench.warm_up()
+    graphs = counters["stats"]["unique_graphs"]
+    bench.measure(shown=False)
+    assert results.failed() == {}
+    assert counters["stats"]["unique_graphs"] == graphs > 0
+    tokens = {(line["prompt"], line["method"]): line["token_ids"] for line in results.lines if "prompt" in line}
+    assert all(tokens[prompt, COMPILED] == tokens[prompt, "plain"] for prompt in range(4))
 
 
 @pytest.mark.parametrize(

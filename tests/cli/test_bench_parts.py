@@ -86,22 +86,29 @@ def test_a_broken_line_within_the_file_is_no_result(tmp_path):
     path.write_text('{"kind": "run"}\n')
     with pytest.raises(ValueError, match="line 1: not the results of this version"):
         read_lines(path)
+    path.write_text("no newline")
+    with pytest.raises(ValueError, match="no file of results"):
+        Results(path, HEADER)
+    assert path.read_text() == "no newline"
 
 
 def test_every_difference_is_named(tmp_path):
     path = tmp_path / "runs.jsonl"
-    Results(path, HEADER)
+    Results(path, HEADER).add_run(Unit("a", 0, 0.0, 0, Method("plain")), {})
     other = json.loads(json.dumps(HEADER))
     other["configuration"]["seed"], other["machine"]["threads"], other["commit"] = 1, 2, "abc"
     with pytest.raises(ValueError, match=r"seed was 0, is 1; machine\.threads was 1, is 2; commit was None, is 'abc'"):
         Results(path, other)
 
 
-def test_a_header_cut_short_begins_again(tmp_path):
+@pytest.mark.parametrize("left", ["", '{"kind":"hea', json.dumps({"kind": "header"}) + "\n"])
+def test_a_start_that_came_to_nothing_stands_in_no_way(tmp_path, left):
     path = tmp_path / "runs.jsonl"
-    path.write_text('{"kind": "hea')
+    path.write_text(left)
     Results(path, HEADER)
-    assert [line["kind"] for line in read_lines(path)[0]] == ["header"]
+    lines, whole = read_lines(path)
+    assert [line["kind"] for line in lines] == ["header"] and lines[0]["configuration"] == HEADER["configuration"]
+    assert whole == path.stat().st_size
 
 
 def test_local_files_by_category(tmp_path):
@@ -128,11 +135,12 @@ def test_the_paper_s_data_sets(monkeypatch):
     calls = {}
 
     def load_dataset(path, name=None, *, split=None, data_files=None):
-        calls[path, name] = split or data_files
+        calls[path, name] = data_files or split
         rows = [row | {"prompt": ["turn 1", "turn 2"]} if "mt_bench" in path else row, row | {"input": "more"}]
-        return {"test": rows[:1]} if data_files else rows[:1] if "mt_bench" in path else rows
+        return rows[:1] if "mt_bench" in path else rows
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("hf_ddtree.cli.benchmark.hub.hf_hub_download", lambda *names, repo_type: "/".join(names))
     found = {part.name: part.texts for part in data.read(list(HUB_SETS))}
     assert len(found) == len(calls) == 10
     assert found["mt-bench"] == ["turn 1"]
@@ -141,7 +149,7 @@ def test_the_paper_s_data_sets(monkeypatch):
     assert found["math500"][0].startswith("problem\n") and "boxed" in found["gsm8k"][0]
     assert found["humaneval"][0].endswith("text") and found["mbpp"][0].startswith("text")
     assert calls["openai/gsm8k", "main"] == "test"
-    assert calls["json", None] == {"test": "hf://datasets/livecodebench/code_generation_lite/test.jsonl"}
+    assert calls["json", None] == {"test": "livecodebench/code_generation_lite/test.jsonl"}
 
 
 def test_the_hub_s_data_sets_need_a_package(monkeypatch):

@@ -27,7 +27,7 @@ from hf_ddtree.cli.options import Chat, Device, Dtype, Threads
 from hf_ddtree.cli.pair import check_pair_options, load_pair
 from hf_ddtree.cli.reporting.table import markdown
 
-BUDGETS = {"cpu": "7,15,31,63", "accelerator": "15,31,63,127,255,511,1023"}
+BUDGETS = {"cpu": [7, 15, 31, 63], "accelerator": [15, 31, 63, 127, 255, 511, 1023]}
 
 
 def bench(
@@ -75,13 +75,14 @@ def bench(
         chosen = [*words(methods), *([COMPILED] if compiled else [])]
         planned(chosen, [])
         heats = numbers(temperatures, "--temperatures", float)
+        nodes = numbers(budgets, "--budgets", int) if budgets else None
+        lengths = numbers(contexts, "--contexts", int, lowest=1) if contexts else []
         sources = data_sets.read(data or [SHIPPED], limit)
         processes = Processes.join(device)
         pair = load_pair(model, drafter, dtype=dtype, device=processes.device)
-        kind = "cpu" if pair.target.device.type == "cpu" else "accelerator"
-        nodes = numbers(budgets or BUDGETS[kind], "--budgets", int)
+        nodes = nodes or BUDGETS["cpu" if pair.target.device.type == "cpu" else "accelerator"]
         encoded = data_sets.encode(pair, sources, chat, thinking)
-        encoded += data_sets.contexts(encoded, numbers(contexts, "--contexts", int, lowest=1) if contexts else [])
+        encoded += data_sets.contexts(encoded, lengths)
         data_sets.check_lengths(pair, encoded, max_new_tokens)
         grid = Grid(
             planned(chosen, nodes),

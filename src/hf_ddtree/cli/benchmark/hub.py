@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub import hf_hub_download
+
 from hf_ddtree.cli.benchmark.extra import needs
 
 _REASON = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -19,14 +21,14 @@ class HubSet:
         split (`str`): the part to read.
         prompt (`Callable`): a row's text.
         name (`str`, *optional*): configuration of the repository.
-        files (`str`, *optional*): what to read of a repository that `datasets` does not know how to load.
+        file (`str`, *optional*): JSON lines to read of a repository that `datasets` does not know how to load.
     """
 
     repository: str
     split: str
     prompt: Callable[[Any], str]
     name: str | None = None
-    files: str | None = None
+    file: str | None = None
 
     def texts(self) -> list[str]:
         """Every prompt; downloads what is not cached.
@@ -36,8 +38,9 @@ class HubSet:
             OSError, ValueError: if the Hub cannot be reached or does not have it.
         """
         load = needs("datasets").load_dataset
-        if self.files is not None:
-            rows = load("json", data_files={self.split: f"hf://datasets/{self.repository}/{self.files}"})[self.split]
+        if self.file is not None:
+            path = hf_hub_download(self.repository, self.file, repo_type="dataset")
+            rows = load("json", data_files={self.split: path}, split=self.split)
         else:
             rows = load(self.repository, self.name, split=self.split)
         return [self.prompt(row) for row in rows]
@@ -61,7 +64,7 @@ HUB_SETS = {
     ),
     "mbpp": HubSet("google-research-datasets/mbpp", "test", lambda row: row["prompt"] + _CODE, name="sanitized"),
     "livecodebench": HubSet(
-        "livecodebench/code_generation_lite", "test", lambda row: row["question_content"] + _CODE, files="test.jsonl"
+        "livecodebench/code_generation_lite", "test", lambda row: row["question_content"] + _CODE, file="test.jsonl"
     ),
     "swe-bench-lite": HubSet("princeton-nlp/SWE-bench_Lite", "test", lambda row: row["problem_statement"]),
     # The first turn of each conversation.

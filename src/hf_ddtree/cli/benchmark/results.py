@@ -14,6 +14,7 @@ FORMAT = 1
 COMPARED = ("configuration", "versions", "machine", "commit")
 
 Record = dict[str, Any]
+_START = b'{"kind":"header"'
 
 
 class Results:
@@ -32,13 +33,15 @@ class Results:
         # As it will be read: lists for tuples, and so on.
         self.header = json.loads(json.dumps({"kind": "header", "format": FORMAT, **header}))
         self.lines: list[Record] = []
-        if path.exists() and path.stat().st_size:
-            self.lines, whole = read_lines(path)
+        lines, whole = read_lines(path) if path.exists() else ([], 0)
+        if any(line["kind"] == "run" for line in lines):
+            self.lines = lines
+            check_same(path, lines[0], self.header, self.failed())
             os.truncate(path, whole)
-        if self.lines:
-            check_same(path, self.lines[0], self.header, self.failed())
-            self.header = self.lines[0]
+            self.header = lines[0]
         else:
+            # A start that came to nothing.
+            path.unlink(missing_ok=True)
             self.append(self.header)
 
     def append(self, record: Record) -> None:
@@ -77,6 +80,8 @@ def read_lines(path: Path) -> tuple[list[Record], int]:
     """
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
+    if not whole and not content.startswith(_START[: len(content)]):
+        raise ValueError(f"{path} is no file of results: {content[:60]!r}.")
     lines: list[Record] = []
     for number, line in enumerate(content[:whole].splitlines(), 1):
         try:

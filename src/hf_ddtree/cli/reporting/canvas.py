@@ -1,6 +1,7 @@
 """Figures of several panels with one legend, and their files."""
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from hf_ddtree.cli.benchmark.extra import needs
 
 COLUMNS = 3
 WIDTH, HEIGHT = 4.0, 3.2
+#: Letters of a heading that fit into an inch.
+LETTERS = 11
 
 
 def panels(shown: Sequence[tuple[str, Any]], paint: Callable[[Any, Any], None], heading: str) -> Any:
@@ -43,14 +46,11 @@ def panels(shown: Sequence[tuple[str, Any]], paint: Callable[[Any, Any], None], 
         axes.set_visible(False)
     # Once everything is drawn, since it fixes the other end too.
     grid[0, 0].set_ylim(bottom=0)
-    figure.suptitle(heading, fontsize=12)
-    figure.legend(
-        list(labels.values()),
-        list(labels),
-        loc="outside lower center",
-        ncols=min(len(labels), 2 + columns),
-        fontsize=9,
-    )
+    lines = [textwrap.fill(line, int(LETTERS * size[0])) for line in heading.splitlines()]
+    figure.suptitle("\n".join(lines), fontsize=12)
+    # As many lines as it takes, each of the same length.
+    entries = math.ceil(len(labels) / math.ceil(len(labels) / (2 + columns)))
+    figure.legend(list(labels.values()), list(labels), loc="outside lower center", ncols=entries, fontsize=9)
     return figure
 
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import nn
-from transformers import GenerationMixin, PreTrainedModel, cache_utils
+from transformers import CompileConfig, GenerationMixin, PreTrainedModel, cache_utils
 
 OLDEST_TRANSFORMERS = "5.20.0"
 TRANSFORMERS_VERSION = Version(transformers.__version__)
@@ -71,6 +71,7 @@ __all__ = [
     "GenerateDecoderOnlyOutput",
     "active_stream",
     "attention_implementation",
+    "compile_config",
     "decoder_layers",
     "expand_mask_function",
     "extend_model_kwargs",
@@ -199,6 +200,13 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
         f"No list of {count} decoder layers was found in {type(model).__name__} (looked for modules named "
         f"{', '.join(_LAYER_LISTS)}), so the drafter's taps have nothing to read."
     )
+
+
+def compile_config() -> CompileConfig:
+    """What makes `generate` compile its decoding forward on every device; by itself it does not on a CPU."""
+    config = CompileConfig()
+    config._compile_all_devices = True
+    return config
 
 
 _LAYER_LISTS = ("layers", "h", "blocks")

@@ -71,7 +71,7 @@ def tallies(**tokens):
     stats = SpeculationStats([4, 4], seconds=dict.fromkeys(STAGES, 0.25), prefill_seconds=0.5)
     text = list(range(9))
     return {
-        mode: Tally(mode, [[Run(tokens.get(mode, text), 2.0 if mode == "plain" else 1.0, 3, [4, 4], stats)]])
+        mode: Tally(mode, [[Run(tokens.get(mode, text), 2.0 if mode == "plain" else 1.0, 0.1, 3, [4, 4], stats)]])
         for mode in MODES
     }
 

@@ -1,6 +1,7 @@
 """Both builders against an enumeration of every path, on marginals and on path-conditioned scorers."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,11 +16,28 @@ from hf_ddtree.tree import (
     build_draft_tree,
     build_from_scorer,
     build_from_top,
+    compiled,
+    marginals,
     rank_children,
 )
 from hf_ddtree.tree.costs import costs_of
 from hf_ddtree.tree.marginals import PYTHON_BUDGET
 from hf_ddtree.tree.thresholds import threshold_by_heap, threshold_by_level
+
+
+@pytest.fixture(scope="module", params=["arrays", "interpreted", "compiled"], autouse=True)
+def marginals_by(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each way of building from marginals; the one that numba compiles is read by Python too, whose errors show."""
+    if request.param == "compiled" and not compiled.INSTALLED:
+        pytest.skip("numba is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "INSTALLED", request.param != "arrays")
+        if compiled.INSTALLED:
+            patch.setattr(marginals, "PYTHON_BUDGET", 0)
+        if request.param == "interpreted":
+            patch.setattr(compiled, "machine_code", lambda: (compiled.threshold_of, compiled.write_preorder))
+        yield
+
 
 FIELDS = ("token_ids", "parents", "depths", "subtree_ends", "log_probs")
 steady = settings(derandomize=True, deadline=None, max_examples=80)
@@ -111,7 +129,11 @@ def test_the_general_way_agrees_with_the_shortcut(table, budget):
 def test_both_thresholds_agree(table, budget):
     values, _ = rank_children(table.clamp(min=-50), budget)
     costs = costs_of(values.numpy())
-    assert threshold_by_heap(costs.tolist(), budget) == threshold_by_level(costs, budget)
+    expected = threshold_by_heap(costs.tolist(), budget)
+    assert threshold_by_level(costs, budget) == expected
+    threshold, ties, nodes = compiled.threshold_of(costs, budget)
+    assert (threshold, ties) == expected
+    assert nodes == min(budget, sum(costs.shape[1] ** (depth + 1) for depth in range(len(costs))))
 
 
 @steady

@@ -2,9 +2,11 @@
 
 import typer
 
+from hf_ddtree.cli.benchmark.command import bench
 from hf_ddtree.cli.demo import demo
 from hf_ddtree.cli.doctor import doctor
 from hf_ddtree.cli.generate import generate
+from hf_ddtree.cli.reporting.command import report
 
 app = typer.Typer(
     name="hf-ddtree",
@@ -16,6 +18,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(generate)
 app.command()(doctor)
+app.command()(bench)
+app.command()(report)
 
 
 def main() -> None:

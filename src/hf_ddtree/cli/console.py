@@ -1,12 +1,16 @@
 """Where output goes and how failures read: results on stdout, everything else on stderr, no tracebacks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import transformers
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+T = TypeVar("T")
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
@@ -41,3 +45,27 @@ def quiet_transformers(warnings: bool = False) -> None:
     transformers.logging.disable_progress_bar()
     if not warnings:
         transformers.logging.set_verbosity_error()
+
+
+def with_progress(
+    work: Sequence[T], done: int = 0, name: Callable[[T], str] = lambda _: "", shown: bool = True
+) -> Iterator[T]:
+    """Hands out pieces of work under a bar on standard error, gone at the end.
+
+    Args:
+        work (`Sequence`): the pieces left.
+        done (`int`): pieces that an earlier call has done.
+        name (`Callable`): what a piece is called beside the bar.
+        shown (`bool`): whether there is a bar.
+    """
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn())
+    details = TextColumn("{task.description}", style="dim")
+    # Redrawn between runs only: a thread that redraws would take time from what is measured.
+    with Progress(
+        *columns, details, console=stderr(), auto_refresh=False, transient=True, disable=not shown
+    ) as progress:
+        task = progress.add_task("", total=done + len(work), completed=done)
+        for piece in work:
+            progress.update(task, description=name(piece), refresh=True)
+            yield piece
+            progress.update(task, advance=1, refresh=True)

@@ -1,21 +1,19 @@
 """`hf-ddtree demo`: the shipped pair in every mode, its text, one of its trees, and the table."""
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from hf_ddtree.cli.console import FAILED, quiet_transformers, short_errors, stderr, stdout
+from hf_ddtree.cli.comparison import Tallies, as_json, differences, machine
+from hf_ddtree.cli.console import FAILED, quiet_transformers, short_errors, stderr, stdout, with_progress
 from hf_ddtree.cli.measure import MODES, Runner, Tally
-from hf_ddtree.cli.pair import Pair, Prompt, read_prompts, shipped_pair
-from hf_ddtree.cli.report import Tallies, as_json, differences, machine
+from hf_ddtree.cli.options import Budget, Threads
+from hf_ddtree.cli.pair import Pair, Prompt, check_pair_options, load_pair, read_prompts, shipped_prompts
 from hf_ddtree.cli.streaming import TextPrinter, legend
 from hf_ddtree.cli.table import modes_table, stages_table
 from hf_ddtree.cli.tree_view import draw_tree, telling_round
@@ -29,8 +27,8 @@ def demo(
     prompt: Annotated[str | None, typer.Option(help="Text to continue, in place of a shipped prompt.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Measure over every shipped prompt, not one.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate from each prompt.")] = 128,
-    budget: Annotated[int | None, typer.Option(min=0, help="Nodes of a draft tree; default: the library's.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: PyTorch's choice.")] = None,
+    budget: Budget = None,
+    threads: Threads = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the measurements to this file.")] = None,
     model: Annotated[str | None, typer.Option(help="Another target: a folder or Hub repository.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The drafter of that target.")] = None,
@@ -43,8 +41,7 @@ def demo(
     Greedy, in fp32 on a CPU. Ends with code 1 if any mode's output differs from plain decoding.
     """
     with short_errors():
-        if (model is None) != (drafter is None):
-            raise ValueError("--model and --drafter go together: a drafter serves the target it was trained for.")
+        check_pair_options(model, drafter)
         if full and prompt is not None:
             raise ValueError(
                 "--full measures over many prompts: drop --prompt, or name a file of them with --prompts."
@@ -74,15 +71,10 @@ def demo(
 def _load(
     model: str | None, drafter: str | None, prompt: str | None, prompts: Path | None
 ) -> tuple[Pair, list[Prompt]]:
-    with ExitStack() as stack:
-        if model is None or drafter is None:
-            folder = stack.enter_context(shipped_pair())
-            pair = Pair.load(str(folder / "target"), str(folder / "drafter"), dtype="float32", device="cpu")
-        else:
-            pair = Pair.load(model, drafter, dtype="float32", device="cpu")
-        if prompt is not None:
-            return pair, [Prompt(prompt)]
-        return pair, read_prompts(prompts or stack.enter_context(shipped_pair()) / "prompts.jsonl")
+    pair = load_pair(model, drafter, dtype="float32", device="cpu")
+    if prompt is not None:
+        return pair, [Prompt(prompt)]
+    return pair, read_prompts(prompts) if prompts else shipped_prompts()
 
 
 def _show(console: Console, runner: Runner, prompt: Prompt) -> None:
@@ -111,16 +103,9 @@ def _measure(runner: Runner, prompts: list[Prompt]) -> Tallies:
     tallies = {mode: Tally(mode) for mode in MODES}
     for mode in MODES:
         runner.run(mode, prompts[0].text, max_new_tokens=min(WARM_UP_TOKENS, runner.max_new_tokens))
-    for number, mode in _with_progress([(number, mode) for number in range(len(prompts)) for mode in MODES * REPEATS]):
+    for number, mode in with_progress([(number, mode) for number in range(len(prompts)) for mode in MODES * REPEATS]):
         tallies[mode].add(number, runner.run(mode, prompts[number].text))
     return tallies
-
-
-def _with_progress(work: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn())
-    # Redrawn between runs only: a thread that redraws would take time from what is measured.
-    with Progress(*columns, console=stderr(), auto_refresh=False, transient=True) as progress:
-        yield from progress.track(work)
 
 
 def _print_tables(console: Console, runner: Runner, tallies: Tallies, budget: int) -> None:

@@ -8,6 +8,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_ddtree import DDTreeConfig, DFlashConfig, DFlashModel
+from hf_ddtree.cli.comparison import top_two_gap
+from hf_ddtree.cli.measure import first_difference
 from hf_ddtree.cli.pair import Pair
 from hf_ddtree.cli.tested import rows_of
 from hf_ddtree.compat import CACHE_NAME
@@ -19,9 +21,6 @@ from hf_ddtree.generation.pair import pair_checks
 
 OK, DOUBTFUL, FAILED = "ok", "doubtful", "FAIL"
 TRIAL_TOKENS, CONTEXT = 20, 1000
-
-#: Top-two gaps that rounding can turn, relative to the best logit; fp32's is the one that exactness is claimed for.
-_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def run_trial(pair: Pair, prompt: str, budget: int | None) -> Trial:
     Raises:
         ValueError, RuntimeError: whatever decoding raises.
     """
-    inputs = _inputs(pair, prompt)
+    inputs = pair.inputs(prompt)
     settings: dict[str, Any] = {"max_new_tokens": TRIAL_TOKENS, "do_sample": False}
     expected = pair.target.generate(**inputs, generation_config=GenerationConfig(**settings))
     config = DDTreeConfig(budget=budget, return_dict_in_generate=True, **settings)
@@ -169,32 +168,15 @@ def memory(pair: Pair, rows: int, output: Any) -> dict[str, int]:
     return sizes
 
 
-def _inputs(pair: Pair, prompt: str) -> Any:
-    tokenizer = pair.tokenizer
-    if getattr(tokenizer, "chat_template", None) is None:
-        inputs = tokenizer(prompt, return_tensors="pt")
-    else:
-        inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-    return inputs.to(pair.target.device)
-
-
 def _identity(target: PreTrainedModel, expected: list[int], tokens: list[int], start: int) -> Finding:
     what = f"text of {len(expected) - start} tokens"
-    if tokens == expected:
+    place = first_difference(tokens, expected)
+    if place is None:
         return Finding(what, "with trees: equal", "plain decoding")
-    place = next((i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), None)
-    place = min(len(tokens), len(expected)) if place is None else place
-    with torch.no_grad():
-        logits = target(torch.tensor([expected[:place]], device=target.device)).logits[0, -1].float()
-    best, second = logits.topk(2).values.tolist()
-    allowed = _ROUNDING.get(target.dtype, 1e-4)
-    if target.dtype != torch.float32:
-        allowed *= max(abs(best), 1.0)
+    between = top_two_gap(target, expected[:place])
     where = f"first differs at token {place - start + 1}"
-    gap = f"two best logits {best - second:.1e} apart"
-    if best - second <= allowed:
+    gap = f"two best logits {between.size:.1e} apart"
+    if between.rounding:
         return Finding(what, where, gap, DOUBTFUL, f"A gap this small turns with the rounding of {target.dtype}.")
     return Finding(what, where, gap, FAILED, "Trees change this target's text: please report the model.")
 

@@ -27,6 +27,7 @@ from hf_ddtree.cli.diagnosis import (
     read_layout,
     run_trial,
 )
+from hf_ddtree.cli.options import Device, Dtype
 from hf_ddtree.cli.pair import Pair, default_device
 from hf_ddtree.cli.tested import rows_of
 from hf_ddtree.configuration import TreeSettings
@@ -40,10 +41,8 @@ def doctor(
     drafter: Annotated[str, typer.Argument(help="Its drafter: a folder or Hub repository.", show_default=False)],
     prompt: Annotated[str, typer.Option(help="What the trial continues or answers.")] = PROMPT,
     budget: Annotated[int | None, typer.Option(min=1, help="Nodes of a draft tree; default: the library's.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 or auto; default: float32 on a CPU, else auto.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; default: the accelerator, if any.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
 ) -> None:
     """Check a pair: what was detected, what must agree, the memory it takes, and a short trial.
 

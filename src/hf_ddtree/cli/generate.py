@@ -10,6 +10,7 @@ from rich.console import Console
 
 from hf_ddtree import DDTreeConfig, SpeculationStats, record
 from hf_ddtree.cli.console import quiet_transformers, short_errors, stderr, stdout
+from hf_ddtree.cli.options import Budget, Chat, Device, Dtype
 from hf_ddtree.cli.pair import Pair
 from hf_ddtree.cli.streaming import TextPrinter
 from hf_ddtree.cli.table import stages_table
@@ -20,7 +21,7 @@ def generate(
     drafter: Annotated[str, typer.Option(help="Its DFlash drafter: a folder or Hub repository.")],
     prompt: Annotated[str, typer.Option(help="The prompt; - reads it from standard input.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 256,
-    budget: Annotated[int | None, typer.Option(min=0, help="Nodes of a draft tree; default: the library's.")] = None,
+    budget: Budget = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="Sample at this temperature; 0 is greedy.")
     ] = None,
@@ -29,14 +30,9 @@ def generate(
         float | None, typer.Option(min=0.0, max=1.0, help="Sample from this share of probability.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 or auto; default: float32 on a CPU, else auto.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; default: the accelerator, if any.")] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--no-chat", help="Apply the chat template; default: if the tokenizer has one."),
-    ] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    chat: Chat = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print statistics to standard error.")] = True,
     gguf_file: Annotated[str | None, typer.Option(help="GGUF file of the target to load.")] = None,
 ) -> None:
@@ -48,7 +44,7 @@ def generate(
         quiet_transformers(warnings=True)
         text = sys.stdin.read() if prompt == "-" else prompt
         pair = Pair.load(model, drafter, dtype=dtype, device=device, gguf_file=gguf_file)
-        inputs = _inputs(pair, text, chat)
+        inputs = pair.inputs(text, chat)
         config = DDTreeConfig(budget=budget, max_new_tokens=max_new_tokens, **_sampling(temperature, top_k, top_p))
         if seed is not None:
             torch.manual_seed(seed)
@@ -59,22 +55,6 @@ def generate(
             seconds = time.perf_counter() - start
         if stats:
             print_stats(stderr(), recorded, sum(printer.emitted), seconds)
-
-
-def _inputs(pair: Pair, text: str, chat: bool | None) -> Any:
-    tokenizer = pair.tokenizer
-    has_template = getattr(tokenizer, "chat_template", None) is not None
-    if chat and not has_template:
-        raise ValueError(f"The tokenizer of {tokenizer.name_or_path} has no chat template: drop --chat.")
-    if has_template and chat is not False:
-        inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-    else:
-        inputs = tokenizer(text, return_tensors="pt")
-    if inputs["input_ids"].shape[1] == 0:
-        raise ValueError("The prompt has no tokens: give some text to continue.")
-    return inputs.to(pair.target.device)
 
 
 def _sampling(temperature: float | None, top_k: int | None, top_p: float | None) -> dict[str, Any]:

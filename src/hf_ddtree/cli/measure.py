@@ -4,28 +4,62 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from transformers import GenerationConfig
 
-from hf_ddtree import DDTreeConfig, SpeculationStats, record
+from hf_ddtree import SpeculationStats, record
 from hf_ddtree.cli.loops import lengths_outside, loop_start
+from hf_ddtree.cli.methods import LOOKUP, NATIVE, PLAIN, TREE, strategy, synchronize
 from hf_ddtree.cli.pair import Pair
 from hf_ddtree.cli.rounds import RoundCounter
 from hf_ddtree.generation.output import STAGES
 
+#: The demo's modes; its chain is the one that Transformers has.
 MODES = ("plain", "lookup", "chain", "tree")
-LOOKUP_TOKENS = 10
+_METHODS = {"plain": PLAIN, "lookup": LOOKUP, "chain": NATIVE, "tree": TREE}
 
 
 @dataclass
 class Run:
-    """One generate."""
+    """One generate.
+
+    Args:
+        tokens (`list[int]`): what it emitted.
+        seconds (`float`): the whole call.
+        first_seconds (`float`): of those, until the first token or, with a draft made of the prompt, the first tokens.
+        forwards (`int`): of the target.
+        acceptance_lengths (`list[int]`): tokens of each round; the prefill is none.
+        stats (`SpeculationStats`): of our own methods, empty for the others.
+    """
 
     tokens: list[int]
     seconds: float
+    first_seconds: float
     forwards: int
     acceptance_lengths: list[int]
     stats: SpeculationStats
+
+
+def generate(
+    pair: Pair, inputs: Any, config: GenerationConfig, arguments: dict[str, Any], counter: RoundCounter
+) -> Run:
+    """One timed call of the target's `generate`.
+
+    Args:
+        pair (`Pair`): what to generate with.
+        inputs (`dict`): `input_ids` of shape `(1, length)` and their `attention_mask`, on the target's device.
+        config (`GenerationConfig`), arguments (`dict`): of [`~hf_ddtree.cli.methods.strategy`].
+        counter (`RoundCounter`): the streamer.
+    """
+    device = pair.target.device
+    with counter.watching(pair.target), record() as stats:
+        synchronize(device)
+        start = time.perf_counter()
+        output = pair.target.generate(**inputs, generation_config=config, streamer=counter, **arguments)
+        synchronize(device)
+        end = time.perf_counter()
+    tokens = output[0, inputs["input_ids"].shape[1] :].tolist()
+    first = counter.first_at - start
+    return Run(tokens, end - start, first, counter.forwards, counter.acceptance_lengths, stats)
 
 
 @dataclass
@@ -44,28 +78,18 @@ class Runner:
 
     def run(self, mode: str, prompt: str, streamer: RoundCounter | None = None, **settings: Any) -> Run:
         """`settings` are further fields of the generation config."""
-        counter = streamer or RoundCounter()
         inputs = self.pair.tokenizer(prompt, return_tensors="pt").to(self.pair.target.device)
         settings = {"max_new_tokens": self.max_new_tokens, "do_sample": False, **settings}
-        config, assistant = self._strategy(mode, settings)
-        with counter.watching(self.pair.target), record() as stats:
-            start = time.perf_counter()
-            output = self.pair.target.generate(**inputs, generation_config=config, streamer=counter, **assistant)
-            if output.is_cuda:
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - start
-        tokens = output[0, inputs["input_ids"].shape[1] :].tolist()
-        return Run(tokens, seconds, counter.forwards, counter.acceptance_lengths, stats)
+        config, arguments = strategy(_METHODS[mode], self.pair, settings, self.budget)
+        return generate(self.pair, inputs, config, arguments, streamer or RoundCounter())
 
-    def _strategy(self, mode: str, settings: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
-        if mode == "plain":
-            return GenerationConfig(**settings), {}
-        if mode == "lookup":
-            return GenerationConfig(prompt_lookup_num_tokens=LOOKUP_TOKENS, **settings), {}
-        drafter = {"assistant_model": self.pair.drafter}
-        if mode == "chain":
-            return GenerationConfig(speculation_type="dflash", **settings), drafter
-        return DDTreeConfig(budget=self.budget, **settings), drafter
+
+def first_difference(tokens: list[int], expected: list[int]) -> int | None:
+    """The first place where two texts differ, the shorter one's end included; `None` where they are equal."""
+    if tokens == expected:
+        return None
+    pairs = zip(tokens, expected, strict=False)
+    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(tokens), len(expected)))
 
 
 @dataclass
@@ -114,10 +138,9 @@ class Tally:
         """The first prompt, and the place in its text, where any run differs from plain decoding."""
         for number, (runs, (reference, *_)) in enumerate(zip(self.runs, plain.runs, strict=True)):
             for run in runs:
-                if run.tokens != reference.tokens:
-                    pairs = zip(run.tokens, reference.tokens, strict=False)
-                    shorter = min(len(run.tokens), len(reference.tokens))
-                    return number, next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
+                place = first_difference(run.tokens, reference.tokens)
+                if place is not None:
+                    return number, place
         return None
 
     @property

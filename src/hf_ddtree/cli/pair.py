@@ -51,6 +51,32 @@ class Pair:
         model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, **extra).to(device).eval()
         return cls(model, DFlashModel.from_pretrained(drafter, dtype=dtype).to(device).eval(), tokenizer)
 
+    def inputs(self, text: str, chat: bool | None = None, **template: Any) -> Any:
+        r"""
+        A prompt as `generate` takes it, on the target's device.
+
+        Args:
+            text (`str`): the prompt.
+            chat (`bool`, *optional*): whether to apply the chat template; by default if the tokenizer has one.
+            template: variables of the chat template.
+
+        Raises:
+            ValueError: if there is no template to apply, or nothing to continue.
+        """
+        has_template = getattr(self.tokenizer, "chat_template", None) is not None
+        if chat and not has_template:
+            raise ValueError(f"The tokenizer of {self.tokenizer.name_or_path} has no chat template: drop --chat.")
+        if has_template and chat is not False:
+            turn = [{"role": "user", "content": text}]
+            inputs = self.tokenizer.apply_chat_template(
+                turn, add_generation_prompt=True, return_tensors="pt", return_dict=True, **template
+            )
+        else:
+            inputs = self.tokenizer(text, return_tensors="pt")
+        if inputs["input_ids"].shape[1] == 0:
+            raise ValueError("The prompt has no tokens: give some text to continue.")
+        return inputs.to(self.target.device)
+
     def decode(self, token_ids: list[int]) -> str:
         return str(self.tokenizer.decode(token_ids))
 
@@ -62,14 +88,15 @@ def default_device() -> str:
 
 @dataclass
 class Prompt:
-    """A prompt and the file it was cut from."""
+    """A prompt, the file it was cut from, and the kind of prompt it is."""
 
     text: str
     file: str = "prompt"
+    category: str | None = None
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Reads JSON lines of `{"file": ..., "prompt": ...}`.
+    """Reads JSON lines of `{"file": ..., "prompt": ...}`; a `category` may be beside them, and an `id` for the file.
 
     Raises:
         ValueError: for a line of another form; the message gives its number.
@@ -78,8 +105,11 @@ def read_prompts(path: Path) -> list[Prompt]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
-            prompts.append(Prompt(row["prompt"], row.get("file", f"prompt {number}")))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            name = row.get("file", row.get("id", f"prompt {number}"))
+            if not isinstance(row["prompt"], str):
+                raise TypeError
+            prompts.append(Prompt(row["prompt"], str(name), row.get("category")))
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(
                 f'{path}, line {number}: expected {{"file": ..., "prompt": ...}}, got {line[:60]!r}.'
             ) from error
@@ -103,3 +133,24 @@ def shipped_pair() -> Iterator[Path]:
                     "wheel, or name a pair of your own with --model, --drafter and --prompt."
                 )
         yield folder
+
+
+def shipped_prompts() -> list[Prompt]:
+    """The prompts of the shipped pair, held out from its training."""
+    with shipped_pair() as folder:
+        return read_prompts(folder / "prompts.jsonl")
+
+
+def check_pair_options(model: str | None, drafter: str | None) -> None:
+    """Raises `ValueError` where only one of the two is given."""
+    if (model is None) != (drafter is None):
+        raise ValueError("--model and --drafter go together: a drafter serves the target it was trained for.")
+
+
+def load_pair(model: str | None, drafter: str | None, *, dtype: str | None, device: str | None) -> Pair:
+    """The named pair, or the shipped one where neither is named; as [`Pair.load`]."""
+    check_pair_options(model, drafter)
+    if model is not None and drafter is not None:
+        return Pair.load(model, drafter, dtype=dtype, device=device)
+    with shipped_pair() as folder:
+        return Pair.load(str(folder / "target"), str(folder / "drafter"), dtype=dtype, device=device)

@@ -1,5 +1,7 @@
 """Telling rounds apart from outside `generate`: a forward of the target begins one, tokens that follow end it."""
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +20,8 @@ class RoundCounter(BaseStreamer):
     def __init__(self) -> None:
         #: Tokens after each forward of the target.
         self.emitted: list[int] = []
+        #: When the first tokens came, on the clock of `time.perf_counter`.
+        self.first_at = math.nan
 
     @contextmanager
     def watching(self, target: PreTrainedModel) -> Iterator["RoundCounter"]:
@@ -44,7 +48,31 @@ class RoundCounter(BaseStreamer):
     def put(self, value: torch.Tensor) -> None:
         # What comes before the first forward is the prompt.
         if self.emitted:
-            self.emitted[-1] += value.numel()
+            self._count(value.numel())
+
+    def _count(self, tokens: int) -> None:
+        if math.isnan(self.first_at):
+            self.first_at = time.perf_counter()
+        self.emitted[-1] += tokens
 
     def end(self) -> None:
         """Nothing is held back."""
+
+
+class TokenCounter(RoundCounter):
+    """The same for plain decoding without the hook, which a compiled forward would take in: a token is a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prompt_seen = False
+
+    @contextmanager
+    def watching(self, target: PreTrainedModel) -> Iterator["RoundCounter"]:
+        yield self
+
+    def put(self, value: torch.Tensor) -> None:
+        # The prompt comes first.
+        if self._prompt_seen:
+            self.emitted.append(0)
+            self._count(value.numel())
+        self._prompt_seen = True

@@ -4,11 +4,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hf_ddtree.cli.measure import LOOKUP_TOKENS, Tally
+from hf_ddtree.cli.measure import Tally
+from hf_ddtree.cli.methods import LOOKUP, NAMES
 
 _WHAT = {
     "plain": "plain",
-    "lookup": f"prompt lookup ({LOOKUP_TOKENS})",
+    "lookup": NAMES[LOOKUP],
     "chain": "DFlash chain",
     "tree": "draft tree",
 }

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 import torch
 
+from hf_ddtree.tree import compiled
 from hf_ddtree.tree.costs import EXACT_LIMIT
 from hf_ddtree.tree.draft_tree import DraftTree
 from hf_ddtree.tree.levels import Levels
@@ -42,6 +43,8 @@ def build_from_marginals(costs: np.ndarray, token_ids: np.ndarray, budget: int, 
         threshold, ties = threshold_by_heap(rows, budget)
         if threshold <= EXACT_LIMIT:
             return _in_preorder(rows, costs, token_ids, threshold, ties, anchor)
+    elif compiled.INSTALLED:
+        return compiled.build_compiled(costs, token_ids, budget, anchor, EXACT_LIMIT)
     else:
         threshold, ties = threshold_by_level(costs, budget)
         if threshold <= EXACT_LIMIT:

@@ -1,16 +1,41 @@
-"""What was measured, as JSON and in words."""
+"""Whether a text is plain decoding's, and where it is not, whether rounding can explain it; the demo's report."""
 
 import os
 import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 from hf_ddtree.cli.measure import Runner, Tally
 from hf_ddtree.cli.pair import Prompt
 
 Tallies = dict[str, Tally]
+
+#: Top-two gaps that rounding can turn, relative to the best logit; fp32's is the one that exactness is claimed for.
+_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2**-5, torch.float16: 2**-8}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far the target's best logit is above its second, and whether arithmetic in its dtype can swap the two."""
+
+    size: float
+    rounding: bool
+
+
+@torch.inference_mode()
+def top_two_gap(target: PreTrainedModel, token_ids: Sequence[int]) -> Gap:
+    """The gap of the token that follows `token_ids`, prompt included."""
+    logits = target(torch.tensor([list(token_ids)], device=target.device)).logits[0, -1].float()
+    best, second = logits.topk(2).values.tolist()
+    allowed = _ROUNDING.get(target.dtype, 1e-4)
+    if target.dtype != torch.float32:
+        allowed *= max(abs(best), 1.0)
+    return Gap(best - second, best - second <= allowed)
 
 
 def as_json(tallies: Tallies, budget: int) -> dict[str, dict[str, Any]]:
@@ -45,21 +70,13 @@ def differences(tallies: Tallies, prompts: list[Prompt], runner: Runner) -> list
         if place is not None:
             prompt, token = place
             expected = tallies["plain"].runs[prompt][0].tokens[:token]
-            gap = top_two_gap(runner, prompts[prompt].text, expected)
+            prompt_ids = runner.pair.tokenizer(prompts[prompt].text)["input_ids"]
+            gap = top_two_gap(runner.pair.target, [*prompt_ids, *expected])
             sentences.append(
                 f"{mode} differs from plain decoding, first at new token {token} of {prompts[prompt].file}, where "
-                f"the target's two best logits are {gap:.1e} apart."
+                f"the target's two best logits are {gap.size:.1e} apart."
             )
     return sentences
-
-
-@torch.inference_mode()
-def top_two_gap(runner: Runner, prompt: str, tokens: list[int]) -> float:
-    """How far the target's best logit is above its second after a text; a rounding error can turn a gap under 1e-4."""
-    prompt_ids = runner.pair.tokenizer(prompt, return_tensors="pt")["input_ids"]
-    input_ids = torch.cat([prompt_ids, torch.tensor([tokens], dtype=torch.long)], dim=1).to(runner.pair.target.device)
-    best, second = runner.pair.target(input_ids).logits[0, -1].float().topk(2).values.tolist()
-    return float(best - second)
 
 
 def machine(runner: Runner) -> str:

@@ -1,0 +1,1 @@
+"""`hf-ddtree report`: tables and plots of what `hf-ddtree bench` measured."""

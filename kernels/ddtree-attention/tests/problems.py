@@ -14,7 +14,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 #: fp32 is for the interpreter only, where it tells a missing column from rounding.
 DTYPES = [torch.float16, torch.bfloat16, *([torch.float32] if INTERPRETED else [])]
 EXACT = DTYPES[-1] if INTERPRETED else torch.float16
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 SMALL = Config(16, 16, 4, 1)
 MIDDLE = Config(64, 32, 4, 2)

@@ -24,7 +24,7 @@ def test_the_operator_is_the_kernel(dtype: torch.dtype) -> None:
     case = problem(SHAPE, dtype)
     output = call(case)
     assert output.dtype == dtype and output.is_contiguous()
-    assert (output.double().cpu() - case.expected()).abs().max() < TOLERANCE[dtype]
+    assert torch.allclose(output.double().cpu(), case.expected(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_defaults() -> None:
@@ -95,7 +95,7 @@ def test_one_launch_serves_every_length(splits: int, monkeypatch: pytest.MonkeyP
         static.prefix.copy_(case.prefix)
         static.nodes.copy_(case.nodes)
         output = call(static)
-        assert (output[:, :nodes].double().cpu() - case.expected()).abs().max() < TOLERANCE[torch.float16]
+        assert torch.allclose(output[:, :nodes].double().cpu(), case.expected(), rtol=1e-3, atol=1e-3)
     for recorder in recorders.values():
         first, *others = recorder.launches or [None]
         assert all(other == first for other in others)

@@ -131,8 +131,9 @@ def run_trial(pair: Pair, prompt: str, budget: int | None) -> Trial:
             "or a prompt far from what it was trained on (--prompt tries another)."
         )
         acceptance = Finding(acceptance.what, acceptance.drafter, acceptance.target, DOUBTFUL, advice)
+    attention = Finding("tree attention", "", _routes(stats.attention_routes))
     identity = _identity(pair.target, expected[0].tolist(), output.sequences[0].tolist(), start)
-    return Trial([acceptance, identity], pair.decode(new), output)
+    return Trial([acceptance, attention, identity], pair.decode(new), output)
 
 
 def memory(pair: Pair, rows: int, output: Any) -> dict[str, int]:
@@ -164,6 +165,13 @@ def _inputs(pair: Pair, prompt: str) -> Any:
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
     return inputs.to(pair.target.device)
+
+
+def _routes(routes: dict[str, int]) -> str:
+    """Each route's share of the layers, the largest first."""
+    total = sum(routes.values())
+    shares = sorted(routes.items(), key=lambda item: -item[1])
+    return "; ".join(f"{route}: {count / total:.0%} of layers" for route, count in shares) or "no tree was verified"
 
 
 def _identity(target: PreTrainedModel, expected: list[int], tokens: list[int], start: int) -> Finding:

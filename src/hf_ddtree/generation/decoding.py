@@ -84,7 +84,9 @@ class _Session:
         settings = TreeSettings.read(generation_config)
         self.budget, self.max_branching = settings.budget_on(model.device.type), settings.max_branching
         self.taps = TapCollector(decoder_layers(model), drafter.config.target_layer_ids)
-        self.verify = TreeVerifier(model, self.taps)
+        # The kernel gives no attention weights; they come from eager attention alone.
+        route = "torch" if generation_config.output_attentions else settings.attention_route
+        self.verify = TreeVerifier(model, self.taps, route)
         self.collector = OutputCollector(generation_config)
         if GreedyWalk.serves(logits_processor, stopping_criteria, generation_config):
             self.walk: GreedyWalk | LazyWalk = GreedyWalk(stopping_criteria, streamer)
@@ -107,6 +109,7 @@ class _Session:
         finally:
             seconds = self.timer.read()
             self.stats.prefill_seconds = seconds.pop("prefill", 0.0)
+            self.stats.attention_routes = dict(self.verify.routes)
             self.stats.seconds = {stage: seconds.get(stage, 0.0) for stage in STAGES}
             report(self.stats)
         self.cache.drafter_context = self.context

@@ -36,6 +36,8 @@ class SpeculationStats:
         nodes_verified (`int`): draft nodes the target read, roots not counted.
         seconds (`dict[str, float]`): time in each stage: draft, build, verify, accept, commit.
         prefill_seconds (`float`): time until the first token.
+        attention_routes (`dict[str, int]`): how often a layer attended to a tree by each route: `"kernel"`, `"packed"`
+            (grouped SDPA), `"sdpa"` or `"eager"`, with the reason in parentheses where the kernel did not serve.
         trees (`list[VerifiedTree]`, *optional*): each round's tree, where `output_trees` asks for it.
     """
 
@@ -43,6 +45,7 @@ class SpeculationStats:
     nodes_verified: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     prefill_seconds: float = 0.0
+    attention_routes: dict[str, int] = field(default_factory=dict)
     trees: list[VerifiedTree] | None = None
 
     @property
@@ -70,6 +73,8 @@ class SpeculationStats:
         self.acceptance_lengths += other.acceptance_lengths
         self.nodes_verified += other.nodes_verified
         self.prefill_seconds += other.prefill_seconds
+        for route, layers in other.attention_routes.items():
+            self.attention_routes[route] = self.attention_routes.get(route, 0) + layers
         for stage, seconds in other.seconds.items():
             self.seconds[stage] += seconds
         if other.trees is not None:

@@ -22,7 +22,7 @@ _passed: "weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]]" = we
 
 
 def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier) -> None:
-    """Compares a tree of two branches with two plain forwards; remembered for each model object, dtype and device.
+    """Compares a tree of two branches with two plain forwards, once for each model object, dtype, device and route.
 
     It catches models that take their positions or windows from slots of the cache, compute attention outside of
     Transformers' attention interface, or prepare their inputs in a way that a tree does not survive. Four forwards of
@@ -35,14 +35,14 @@ def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier)
     Raises:
         ValueError: if the logits differ, or if a layer did not attend through the tree's attention.
     """
-    key = (target.dtype, target.device, text_config(target).__class__)
+    key = (target.dtype, target.device, text_config(target).__class__, verifier.attention_route)
     if key in _passed.setdefault(target, set()):
         return
     tree, branches = _tree(), [[0, 1, 2], [0, 3, 4]]
     vocabulary = target.get_input_embeddings().weight.shape[0]
     prefix = (torch.arange(PREFIX) * 5 + 3)[None] % vocabulary
     tree.token_ids.copy_(tree.token_ids % vocabulary)
-    tree_round = TreeRound(tree.depths.to(target.device), tree.subtree_ends.to(target.device))
+    tree_round = verifier.round_of(tree, target.device)
     nodes = _logits_of_nodes(target, verifier, prefix, tree, tree_round)
     layers = len(decoder_layers(target))
     name = type(target).__name__

@@ -1,5 +1,6 @@
 """One target forward over a flattened draft tree."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -20,11 +21,14 @@ class TreeVerifier:
     Args:
         target (`PreTrainedModel`): the model that verifies.
         taps (`TapCollector`): hooked on the target.
+        attention_route (`str`, defaults to `"auto"`): `attention_route` of the [`DDTreeConfig`].
     """
 
-    def __init__(self, target: PreTrainedModel, taps: TapCollector):
-        self.target, self.taps = target, taps
+    def __init__(self, target: PreTrainedModel, taps: TapCollector, attention_route: str = "auto"):
+        self.target, self.taps, self.attention_route = target, taps, attention_route
         self.switch = AttentionSwitch(target)
+        #: By which route layers have attended to trees so far.
+        self.routes: Counter[str] = Counter()
 
     def __call__(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> Any:
         """The target's outputs with one row a node.
@@ -39,10 +43,15 @@ class TreeVerifier:
             if len(tree) == 1:
                 # The anchor alone needs no tree: this is the forward of plain decoding.
                 return self.target(**inputs, return_dict=True)
-            device = inputs["input_ids"].device
-            tree_round = TreeRound(tree.depths.to(device), tree.subtree_ends.to(device))
+            tree_round = self.round_of(tree, inputs["input_ids"].device)
             with self.switch.tree(tree_round):
-                return self.target(**inputs, return_dict=True)
+                outputs = self.target(**inputs, return_dict=True)
+            self.routes.update(tree_round.routes)
+            return outputs
+
+    def round_of(self, tree: DraftTree, device: torch.device) -> TreeRound:
+        """What a forward over `tree` on `device` shares with the attention."""
+        return TreeRound(tree.depths.to(device), tree.subtree_ends.to(device), self.attention_route)
 
     def inputs(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the target's forward takes for `tree`; arguments as in the call."""

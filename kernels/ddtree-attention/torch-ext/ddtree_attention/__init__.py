@@ -4,7 +4,7 @@
 """
 
 from .naive import naive_tree_attention
-from .op import tree_attention, unsupported
+from .op import tree_attention, unavailable, unsupported
 from .tree import TreeTables, tree_tables
 
-__all__ = ["TreeTables", "naive_tree_attention", "tree_attention", "tree_tables", "unsupported"]
+__all__ = ["TreeTables", "naive_tree_attention", "tree_attention", "tree_tables", "unavailable", "unsupported"]

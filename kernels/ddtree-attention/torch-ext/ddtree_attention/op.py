@@ -14,17 +14,22 @@ MAX_HEAD_DIM = 256
 MAX_SLOT_STRIDE = 2**24
 
 
+def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernel serves no tensors of a device and dtype, in a few words, or `None` if it serves some."""
+    if dtype not in DTYPES:
+        return f"{str(dtype).removeprefix('torch.')} states"
+    return _unsupported_device(device)
+
+
 def unsupported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
     """Why the kernel cannot serve these tensors, in a few words, or `None` if it can.
 
     Reads shapes, dtypes and the device, never the contents.
     """
-    if query.dtype not in DTYPES:
-        return f"{str(query.dtype).removeprefix('torch.')} states"
+    if (reason := unavailable(query.device, query.dtype)) is not None:
+        return reason
     if not query.dtype == key.dtype == value.dtype:
         return "queries, keys and values of different dtypes"
-    if (reason := _unsupported_device(query.device)) is not None:
-        return reason
     if max(query.shape[-1], value.shape[-1]) > MAX_HEAD_DIM:
         return f"head dimensions {query.shape[-1]} and {value.shape[-1]}, above {MAX_HEAD_DIM}"
     if query.shape[1] % key.shape[1]:

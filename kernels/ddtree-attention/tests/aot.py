@@ -124,10 +124,10 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         )  # fmt: skip
         kernel = compile_one(tree_attention_merge, architecture, constants, dtype, num_warps=4)
     else:
-        kernel = compile_one(
-            tree_attention_forward, architecture, forward_constants(case), dtype,
-            num_warps=case["warps"], num_stages=case["stages"],
-        )  # fmt: skip
+        options = dict(num_warps=case["warps"], num_stages=case["stages"])
+        if case.get("max_registers"):
+            options["maxnreg"] = case["max_registers"]
+        kernel = compile_one(tree_attention_forward, architecture, forward_constants(case), dtype, **options)
     return case | examine(kernel, architecture)
 
 

@@ -26,12 +26,16 @@ class Config(NamedTuple):
         block_m (`int`): rows (a node and a query head) of a program.
         block_n (`int`): keys of a tile.
         warps, stages (`int`): warps of a program; tiles in flight.
+        max_registers (`int`, *optional*):
+            registers a thread may have. For sm_86 and sm_89 the assembler else saves a few for more programs at a time
+            and keeps values in memory instead.
     """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
+    max_registers: int | None = None
 
 
 @functools.cache

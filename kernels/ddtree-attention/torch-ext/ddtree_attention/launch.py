@@ -85,6 +85,7 @@ def launch(
         UPCAST=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
+        **({} if config.max_registers is None else {"maxnreg": config.max_registers}),
     )
     if merged:
         block_rows = merge_rows(value_dim)

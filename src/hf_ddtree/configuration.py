@@ -33,10 +33,10 @@ class DDTreeConfig(GenerationConfig):
             Children a node may have at most. `1` makes the tree a chain. Unlimited by default.
         output_trees (`bool`, *optional*, defaults to `False`):
             Whether the output's `speculation.trees` holds each round's tree and accepted path.
-        attention_route (`str`, *optional*, defaults to `"auto"`):
-            What attends over a tree. `"auto"` takes the Triton kernel in each layer that it serves (fp16 or bf16, on a
-            CUDA or ROCm device) and PyTorch's attention in the others; `"kernel"` raises where the kernel does not
-            serve a layer; `"torch"` never takes it. The output's `speculation.attention_routes` says what was taken.
+        attention_route (`str`, *optional*):
+            What attends over a tree. `"auto"`, the default, takes the Triton kernel in each layer that it serves (fp16
+            or bf16, on a CUDA or ROCm device) and PyTorch's attention in the others; `"kernel"` raises where the
+            kernel does not serve a layer; `"torch"` never takes it. `speculation.attention_routes` says what was taken.
         kwargs: fields of [`~transformers.GenerationConfig`].
 
     Raises:
@@ -48,7 +48,7 @@ class DDTreeConfig(GenerationConfig):
         budget: int | None = None,
         max_branching: int | None = None,
         output_trees: bool = False,
-        attention_route: str = "auto",
+        attention_route: str | None = None,
         **kwargs: Any,
     ):
         self.budget = budget

@@ -27,8 +27,8 @@ class Config(NamedTuple):
         block_n (`int`): keys of a tile.
         warps, stages (`int`): warps of a program; tiles in flight.
         max_registers (`int`, *optional*):
-            registers a thread may have. For sm_86 and sm_89 the assembler else saves a few for more programs at a time
-            and keeps values in memory instead.
+            registers a thread may have. Left alone, the assembler saves some on sm_86, sm_89 and sm_100 so that more
+            programs fit, and keeps values in memory instead.
     """
 
     block_m: int

@@ -1,5 +1,6 @@
 """The operator: checks, the choice of tile sizes, and registration with PyTorch."""
 
+import functools
 from importlib.util import find_spec
 
 import torch
@@ -42,6 +43,7 @@ def unsupported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> 
 
 
 @torch.compiler.assume_constant_result
+@functools.cache
 def _unsupported_device(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "an installation without Triton"
@@ -165,7 +167,9 @@ def _tree_attention(
     tree = TreeTables(depths, subtree_ends, ancestors)
     start = torch.zeros_like(prefix) if start is None else start
     nodes = torch.full_like(prefix, width) if nodes is None else nodes
-    return launch(query, key, value, tree, prefix, start, nodes, scale, window, softcap, sinks, config, splits)
+    # Triton launches on the current device, which need not be that of the tensors.
+    with torch.cuda.device_of(query):
+        return launch(query, key, value, tree, prefix, start, nodes, scale, window, softcap, sinks, config, splits)
 
 
 @torch.library.register_fake(_NAME)

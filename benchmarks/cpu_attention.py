@@ -19,7 +19,7 @@ from attention_work import Layer
 
 #: heads, key-value heads, head dimension, nodes, prefix, the ratio it is held to.
 SHAPES = [
-    (9, 3, 64, 17, 512, 1.9),
+    (9, 3, 64, 17, 512, None),
     (9, 3, 64, 17, 2000, 1.9),
     (32, 8, 128, 17, 2000, None),
     (32, 8, 128, 65, 2000, 2.5),

@@ -25,7 +25,6 @@ AUTO, KERNEL, TORCH = ATTENTION_ROUTES
 _HONOURED = ("softcap", "s_aux")
 _UNKNOWN = ("position_bias", "head_mask")
 
-
 _WAY_OUT = f"pass `attention_route={AUTO!r}` to use it where it can be."
 
 

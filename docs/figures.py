@@ -287,8 +287,84 @@ def draw_round() -> None:
     canvas.save("round.svg")
 
 
+TILE = range(8, 12)
+PREFIX_TILES = (("ragged", 0.45), ("no mask", 1.0), ("no mask", 1.0))
+
+
+def draw_kernel() -> None:
+    """One program of the kernel: the rows of four nodes, tiles of the prefix, and the gathered tile of the tree."""
+    cell, left, top, wide = 23, 60, 104, 92
+    count, first = len(NODES), TILE[0]
+    tree_left = left + wide * len(PREFIX_TILES) + 10
+    gathered_left = tree_left + count * cell + 92
+    ancestors = [node for node in range(first) if node <= first < subtree_end(node)]
+    gathered = [*ancestors, *TILE]
+    canvas = Canvas(
+        gathered_left + len(gathered) * cell + 34,
+        top + count * cell + 70,
+        "What one program of the kernel reads: tiles of the prefix without a mask, and one gathered tile of the tree",
+    )
+    canvas.text(
+        left - 36, 30, "One program: nodes 8 to 11, all heads of a key-value group", 15, anchor="start", weight=600
+    )
+    canvas.text(
+        left - 36,
+        50,
+        "Everything that these nodes can see is coloured; nothing else is read.",
+        12,
+        SOFT,
+        anchor="start",
+    )
+    canvas.text(left + wide * 1.5, top - 30, "prefix, in tiles that end where it ends", 12, SOFT)
+    canvas.text(tree_left + count * cell / 2, top - 30, "the tree's keys, in preorder", 12, SOFT)
+    band_y, band_h = top + first * cell, len(TILE) * cell
+    for index, (label, filled) in enumerate(PREFIX_TILES):
+        x = left + index * wide
+        canvas.cell(x + 1, top, wide - 2, count * cell, "#eef1f5")
+        canvas.cell(x + 1 + (1 - filled) * (wide - 2), band_y, filled * (wide - 2), band_h, "#7f9cc7")
+        canvas.text(x + wide / 2, top - 9, label, 11.5, INK if filled < 1 else SOFT)
+    for row in range(count):
+        canvas.text(left - 10, top + row * cell + 16, str(row), 11, INK if row in TILE else SOFT, MONO, "end")
+        for column in range(count):
+            visible = column <= row < subtree_end(column)
+            fill = "#dfe5ee" if visible else "#f5f7f9"
+            if row in TILE and visible:
+                fill = ACCEPTED if column in TILE else BONUS
+            canvas.cell(tree_left + column * cell + 1, top + row * cell + 1, cell - 2, cell - 2, fill)
+    for column in range(count):
+        x = tree_left + column * cell + cell / 2
+        canvas.text(x, top - 9, str(column), 11, INK if column in gathered else SOFT, MONO)
+    right = tree_left + count * cell
+    canvas.path(f"M{left - 3} {band_y - 1}H{right + 2}V{band_y + band_h + 1}H{left - 3}z", INK, 1.6)
+    middle = band_y + band_h / 2
+    canvas.path(f"M{right + 10} {middle:g}H{gathered_left - 30}", SOFT, 1.8, arrow=True)
+    canvas.text((right + gathered_left - 20) / 2, middle - 9, "gathered", 12, SOFT)
+    canvas.text(gathered_left + len(gathered) * cell / 2, band_y - 46, "the tree in one tile", 13, INK, weight=600)
+    for place, column in enumerate(gathered):
+        x = gathered_left + place * cell
+        canvas.text(x + cell / 2, band_y - 9, str(column), 11, INK, MONO)
+        for row in TILE:
+            visible = column <= row < subtree_end(column)
+            fill = (ACCEPTED if column in TILE else BONUS) if visible else "#eef1f5"
+            canvas.cell(x + 1, band_y + (row - first) * cell + 1, cell - 2, cell - 2, fill)
+    canvas.text(gathered_left + len(ancestors) * cell / 2, band_y + band_h + 19, f"ancestors of {first}", 11.5, BONUS)
+    canvas.text(gathered_left + (len(ancestors) + 2) * cell, band_y + band_h + 36, "own nodes", 11.5, ACCEPTED)
+    y, x = top + count * cell + 26, float(left)
+    for fill, label, width in (
+        ("#7f9cc7", "prefix: every node sees it", 186),
+        (BONUS, "ancestors of the first node", 190),
+        (ACCEPTED, "the program's own nodes", 190),
+        ("#dfe5ee", "seen by other programs' nodes", 200),
+    ):
+        canvas.cell(x, y, 14, 14, fill)
+        canvas.text(x + 20, y + 11.5, label, 12, SOFT, anchor="start")
+        x += width
+    canvas.save("kernel.svg")
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     draw_tree()
     draw_intervals()
     draw_round()
+    draw_kernel()

@@ -15,7 +15,7 @@ from hf_ddtree import DDTreeConfig, record
 from hf_ddtree.configuration import DEFAULT_BUDGET, MAX_BUDGET, SPECULATION_TYPE, TreeSettings
 from pairs import make_drafter, make_target, prompt
 
-FIELDS: dict[str, Any] = dict(budget=9, max_branching=2, output_trees=True)
+FIELDS: dict[str, Any] = dict(budget=9, max_branching=2, output_trees=True, attention_route="torch")
 NEW = 17
 
 
@@ -213,6 +213,8 @@ INVALID = [
     ("max_branching", False),
     ("output_trees", 1),
     ("output_trees", None),
+    ("attention_route", "flash"),
+    ("attention_route", True),
 ]
 
 

@@ -29,7 +29,13 @@ if Version(OLDEST_TRANSFORMERS) > TRANSFORMERS_VERSION:
 try:
     from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, _vmap_expansion_sdpa
+    from transformers.masking_utils import (
+        ALL_MASK_ATTENTION_FUNCTIONS,
+        _vmap_expansion_sdpa,
+        causal_mask_function,
+        sliding_window_causal_mask_function,
+        sliding_window_overlay,
+    )
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils.generic import ExplicitEnum
     from transformers.utils.hub import resolve_revision
@@ -71,6 +77,7 @@ __all__ = [
     "GenerateDecoderOnlyOutput",
     "active_stream",
     "attention_implementation",
+    "causal_window",
     "compile_config",
     "decoder_layers",
     "expand_mask_function",
@@ -275,6 +282,25 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+def causal_window(mask_function: Any) -> tuple[bool, int | None]:
+    """Whether a mask function is the library's causal one and nothing more, and its sliding window, if it has one."""
+    if mask_function is causal_mask_function:
+        return True, None
+    parts = _closure(mask_function, like=sliding_window_causal_mask_function(1)).get("mask_functions", ())
+    if len(parts) != 2 or parts[1] is not causal_mask_function:
+        return False, None
+    window = _closure(parts[0], like=sliding_window_overlay(1)).get("sliding_window")
+    return window is not None, window
+
+
+def _closure(function: Any, like: Any) -> dict[str, Any]:
+    """The variables that `function` closes over, if it is the same code as `like`."""
+    code = getattr(function, "__code__", None)
+    if code is not like.__code__ or function.__closure__ is None:
+        return {}
+    return {name: cell.cell_contents for name, cell in zip(code.co_freevars, function.__closure__, strict=True)}
 
 
 def expand_mask_function(mask_function: Any, use_vmap: bool, *indices: Any) -> Any:

@@ -14,6 +14,9 @@ DEFAULT_BUDGET = {"cpu": 31, "accelerator": 511}
 
 MAX_BUDGET = 65_536
 
+#: Which code attends over a tree: the Triton kernel where it can, only the kernel, or PyTorch's functions only.
+ATTENTION_ROUTES = ("auto", "kernel", "torch")
+
 
 class DDTreeConfig(GenerationConfig):
     r"""
@@ -30,6 +33,10 @@ class DDTreeConfig(GenerationConfig):
             Children a node may have at most. `1` makes the tree a chain. Unlimited by default.
         output_trees (`bool`, *optional*, defaults to `False`):
             Whether the output's `speculation.trees` holds each round's tree and accepted path.
+        attention_route (`str`, *optional*):
+            What attends over a tree. `"auto"`, the default, takes the Triton kernel in each layer that it serves (fp16
+            or bf16, on a CUDA or ROCm device) and PyTorch's attention in the others; `"kernel"` raises where the
+            kernel does not serve a layer; `"torch"` never takes it. `speculation.attention_routes` says which it was.
         kwargs: fields of [`~transformers.GenerationConfig`].
 
     Raises:
@@ -41,11 +48,13 @@ class DDTreeConfig(GenerationConfig):
         budget: int | None = None,
         max_branching: int | None = None,
         output_trees: bool = False,
+        attention_route: str | None = None,
         **kwargs: Any,
     ):
         self.budget = budget
         self.max_branching = max_branching
         self.output_trees = output_trees
+        self.attention_route = attention_route
         kwargs.setdefault("speculation_type", SPECULATION_TYPE)
         super().__init__(**kwargs)
 
@@ -67,6 +76,7 @@ class TreeSettings:
     budget: int | None
     max_branching: int | None
     output_trees: bool
+    attention_route: str
 
     @classmethod
     def read(cls, config: GenerationConfig) -> "TreeSettings":
@@ -76,7 +86,12 @@ class TreeSettings:
         output_trees = getattr(config, "output_trees", False)
         if not isinstance(output_trees, bool):
             raise ValueError(f"`output_trees` must be True or False, got {output_trees!r}.")
-        return cls(budget, max_branching, output_trees)
+        attention_route = getattr(config, "attention_route", None)
+        attention_route = "auto" if attention_route is None else attention_route
+        if attention_route not in ATTENTION_ROUTES:
+            choices = ", ".join(map(repr, ATTENTION_ROUTES))
+            raise ValueError(f"`attention_route` must be one of {choices}, got {attention_route!r}.")
+        return cls(budget, max_branching, output_trees, attention_route)
 
     def budget_on(self, device_type: str) -> int:
         """The budget, or the default of a device type (`"cpu"`, `"cuda"`, ...)."""

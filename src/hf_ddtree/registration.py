@@ -17,7 +17,7 @@ from transformers import (
 
 from hf_ddtree import attachment, auto
 from hf_ddtree.after_import import after_import
-from hf_ddtree.attention import NAME, ddtree_attention, ddtree_mask
+from hf_ddtree.attention import NAME, ddtree_attention, planned_mask
 from hf_ddtree.compat import GENERATION_MODES_MAPPING, ExplicitEnum, is_dflash_drafter
 from hf_ddtree.configuration import SPECULATION_TYPE
 from hf_ddtree.drafters import check_native_chain
@@ -41,7 +41,7 @@ def register() -> None:
     setattr(GenerationMixin, METHOD, ddtree_decoding)
     GENERATION_MODES_MAPPING[DDTreeMode.DDTREE] = METHOD
     AttentionInterface.register(NAME, ddtree_attention)
-    AttentionMaskInterface.register(NAME, ddtree_mask)
+    AttentionMaskInterface.register(NAME, planned_mask)
     keep_trees_grouped()
     _wrap(GenerationConfig, "get_generation_mode", _get_generation_mode)
     _wrap(GenerationMixin, "_validate_generation_mode", _validate_generation_mode)

@@ -3,7 +3,8 @@
 Both travel in context variables, so that two threads generating with one model never see each other's round.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -39,17 +40,28 @@ class TreeRound:
     Args:
         depths (`torch.LongTensor` of shape `(nodes,)`): depth of each node, the root's is 0.
         subtree_ends (`torch.LongTensor` of shape `(nodes,)`): one past the last node of each node's subtree.
+        attention_route (`str`, defaults to `"auto"`): `attention_route` of the [`DDTreeConfig`].
     """
 
-    def __init__(self, depths: torch.Tensor, subtree_ends: torch.Tensor):
+    def __init__(self, depths: torch.Tensor, subtree_ends: torch.Tensor, attention_route: str = "auto"):
         self.depths = depths
         self.subtree_ends = subtree_ends
+        self.attention_route = attention_route
         #: `(layer_idx, kind)` of the layers that have read this tree, `kind` as in [`MixerKind`].
         self.mixed: set[tuple[int | None, MixerKind]] = set()
         #: Index of the layer whose keys and values a [`DDTreeCache`] took last.
         self.updated_layer: int | None = None
+        #: By which route layers attended, with the reason where it was not the kernel on a device that has one.
+        self.routes: Counter[str] = Counter()
         self._packed: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._taps: dict[int, torch.Tensor] = {}
+        self._made: dict[Any, Any] = {}
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make()` returned the first time in this round."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     @cached_property
     def visible(self) -> torch.Tensor:

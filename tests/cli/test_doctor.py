@@ -39,6 +39,7 @@ def test_a_sound_pair(folders):
     assert "logits of 16 nodes" in text
     assert re.search(r"acceptance length [\d.]+ tokens a round", text)
     assert "text of 20 tokens with trees: equal plain decoding ok" in text
+    assert "tree attention packed: 100% of layers ok" in text
     assert "FAIL" not in text and "Every check passed." in text
 
 

@@ -1,11 +1,12 @@
 """The attention function registered under `"ddtree"`: which route a layer takes."""
 
-import sys
 from typing import Any
 
 import torch
 from torch import nn
 
+from hf_ddtree.attention.eager import eager_function
+from hf_ddtree.attention.kernel import dense, try_kernel
 from hf_ddtree.attention.packed import packed_sdpa
 from hf_ddtree.attention.switch import original_implementation
 from hf_ddtree.compat import ALL_ATTENTION_FUNCTIONS
@@ -27,10 +28,10 @@ def ddtree_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of a tree's nodes over the prefix and their ancestors.
 
-    A model on `"eager"` takes its own eager function with the tree's mask, softcap and sinks included. One on `"sdpa"`
-    takes the packed route, or the library's function where a layer passes more than that route knows: what that
-    function leaves out, plain decoding leaves out too. Without a tree the call goes to the model's own implementation
-    unchanged.
+    The kernel serves what it can, see [`try_kernel`]; the rest is as follows. A model on `"eager"` takes its own eager
+    function with the tree's mask, softcap and sinks included. One on `"sdpa"` takes the packed route, or the library's
+    function where a layer passes more than that route knows: what that function leaves out, plain decoding leaves out
+    too. Without a tree the call goes to the model's own implementation unchanged.
 
     Args:
         query (`torch.Tensor` of shape `(batch, heads, nodes, head_dim)`): the nodes' queries.
@@ -47,27 +48,20 @@ def ddtree_attention(
         # A block that several layers share does not know which one it is in; the cache has just been told.
         shared = index is None or index < 0
         tree.mixed.add((tree.updated_layer if shared else index, MixerKind.ATTENTION))
-    if implementation == "eager":
-        attend = _eager_function(module)
-    elif tree is not None and _one_mask(attention_mask) and all(kwargs.get(name) is None for name in _NOT_PACKED):
-        return packed_sdpa(query, key, value, attention_mask, scaling, tree), None
-    else:
-        attend = ALL_ATTENTION_FUNCTIONS[implementation]
+        output, reason = try_kernel(tree, module, implementation, query, key, value, attention_mask, scaling, kwargs)
+        packed = implementation != "eager" and _one_mask(attention_mask)
+        packed = packed and all(kwargs.get(name) is None for name in _NOT_PACKED)
+        route = "kernel" if output is not None else "packed" if packed else implementation
+        tree.routes[f"{route} ({reason})" if reason else route] += 1
+        if output is not None:
+            return output, None
+        attention_mask = dense(attention_mask)
+        if packed:
+            return packed_sdpa(query, key, value, attention_mask, scaling, tree), None
+    attend = eager_function(module) if implementation == "eager" else ALL_ATTENTION_FUNCTIONS[implementation]
     return attend(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
 def _one_mask(attention_mask: torch.Tensor | None) -> bool:
     """Whether all heads share the mask; a model may have put its own for each head over the tree's."""
     return attention_mask is None or attention_mask.shape[1] == 1
-
-
-def _eager_function(module: nn.Module) -> Any:
-    """The `eager_attention_forward` of the file that defines the layer, with its softcap, sinks and dtypes."""
-    for cls in type(module).__mro__:
-        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
-        if function is not None:
-            return function
-    raise ValueError(
-        f"{type(module).__name__} has no eager attention function to verify a draft tree with; "
-        'load the model with `attn_implementation="sdpa"`.'
-    )

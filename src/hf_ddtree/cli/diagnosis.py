@@ -144,8 +144,9 @@ def run_trial(pair: Pair, prompt: str, budget: int | None) -> Trial:
             "or a prompt far from what it was trained on (--prompt tries another)."
         )
         acceptance = Finding(acceptance.what, acceptance.drafter, acceptance.target, DOUBTFUL, advice)
+    attention = Finding("tree attention", "", _routes(stats.attention_routes))
     identity = _identity(pair.target, expected[0].tolist(), output.sequences[0].tolist(), start)
-    return Trial([acceptance, identity], pair.decode(new), output)
+    return Trial([acceptance, attention, identity], pair.decode(new), output)
 
 
 def memory(pair: Pair, rows: int, output: Any) -> dict[str, int]:
@@ -166,6 +167,13 @@ def memory(pair: Pair, rows: int, output: Any) -> dict[str, int]:
     # The target's rows in its own dtype, and one copy of them in fp32.
     sizes[f"logits of {rows} nodes"] = rows * vocabulary * (target.dtype.itemsize + 4)
     return sizes
+
+
+def _routes(routes: dict[str, int]) -> str:
+    """Each route's share of the layers, the largest first."""
+    total = sum(routes.values())
+    shares = sorted(routes.items(), key=lambda item: -item[1])
+    return "; ".join(f"{route}: {count / total:.0%} of layers" for route, count in shares) or "no tree was verified"
 
 
 def _identity(target: PreTrainedModel, expected: list[int], tokens: list[int], start: int) -> Finding:

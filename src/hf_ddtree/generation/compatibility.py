@@ -104,6 +104,8 @@ def check_target(target: PreTrainedModel, generation_config: GenerationConfig) -
     linear_attention.check(target)
     positions.check(target)
     attention.check(target)
+    route = TreeSettings.read(generation_config).attention_route
+    attention.check_route(target, route, bool(generation_config.output_attentions))
     if generation_config.output_attentions and attention.original_implementation(text_config(target)) != "eager":
         raise ValueError(
             '`output_attentions=True` needs the target on eager attention: load it with `attn_implementation="eager"`.'
@@ -129,6 +131,7 @@ def check_inputs(
     held = model_kwargs.get(CACHE_NAME)
     cache.check(held)
     _check_room(target, held, input_ids, generation_config, model_kwargs)
+    attention.check_padding(TreeSettings.read(generation_config).attention_route, model_kwargs.get("attention_mask"))
     embedded = embeds.shape[1] if embeds is not None and input_ids.shape[1] == 0 else 0
     positions.check_length(target, generation_config.max_length + embedded)
 

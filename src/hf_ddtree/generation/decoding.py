@@ -97,7 +97,9 @@ class _Session:
         settings, device = TreeSettings.read(generation_config), device_of(model) or model.device
         self.budget, self.max_branching = settings.budget_on(device.type), settings.max_branching
         self.taps = TapCollector(decoder_layers(model), drafter.config.target_layer_ids, active_stream(model))
-        self.verify = TreeVerifier(model, self.taps)
+        # The kernel gives no attention weights; they come from eager attention alone.
+        route = "torch" if generation_config.output_attentions else settings.attention_route
+        self.verify = TreeVerifier(model, self.taps, route)
         self.collector = OutputCollector(generation_config, text_config(model))
         self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
         self.timer = StageTimer(device)
@@ -119,6 +121,7 @@ class _Session:
         finally:
             seconds = self.timer.read()
             self.stats.prefill_seconds = seconds.pop("prefill", 0.0)
+            self.stats.attention_routes = dict(self.verify.attention_routes)
             self.stats.seconds = {stage: seconds.get(stage, 0.0) for stage in STAGES}
             report(self.stats)
         self.cache.drafter_context = self.context

@@ -39,6 +39,8 @@ class SpeculationStats:
         routes (`dict[str, int]`): how many layers of the target read trees by each route: `"attention"`, and where
             there are recurrent layers `"gated delta rule"` or, slower, `"paths"`. A layer that mixes both ways
             counts twice.
+        attention_routes (`dict[str, int]`): how often a layer attended to a tree by each route: `"kernel"`, `"packed"`
+            (grouped SDPA), `"sdpa"` or `"eager"`, with the reason in parentheses where the kernel did not serve.
         trees (`list[VerifiedTree]`, *optional*): each round's tree, where `output_trees` asks for it.
     """
 
@@ -47,6 +49,7 @@ class SpeculationStats:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     prefill_seconds: float = 0.0
     routes: dict[str, int] = field(default_factory=dict)
+    attention_routes: dict[str, int] = field(default_factory=dict)
     trees: list[VerifiedTree] | None = None
 
     @property
@@ -75,6 +78,8 @@ class SpeculationStats:
         self.nodes_verified += other.nodes_verified
         self.prefill_seconds += other.prefill_seconds
         self.routes = {**self.routes, **other.routes}
+        for route, layers in other.attention_routes.items():
+            self.attention_routes[route] = self.attention_routes.get(route, 0) + layers
         for stage, seconds in other.seconds.items():
             self.seconds[stage] += seconds
         if other.trees is not None:

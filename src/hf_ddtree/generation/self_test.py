@@ -28,7 +28,7 @@ _passed: "weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]]" = we
 
 
 def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier, ranks: Ranks) -> None:
-    """Compares a tree of two branches with two plain forwards; remembered for each model object, dtype and device.
+    """Compares a tree of two branches with two plain forwards, once for each model object, dtype, device and route.
 
     It catches models that take their positions or windows from slots of the cache, compute attention outside of
     Transformers' attention interface, or prepare their inputs in a way that a tree does not survive. Four forwards of
@@ -44,7 +44,7 @@ def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier,
         ValueError: if the logits differ, or if a layer did not attend through the tree's attention.
     """
     device = device_of(target) or target.device
-    key = (target.dtype, device, text_config(target).__class__)
+    key = (target.dtype, device, text_config(target).__class__, verifier.attention_route)
     if not ranks.any(key not in _passed.setdefault(target, set())):
         return
     call = _Call(target, device, ranks.gathering)
@@ -52,7 +52,7 @@ def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier,
     vocabulary, _ = embedding_shape(target)
     prefix = (torch.arange(PREFIX) * 5 + 3)[None] % vocabulary
     tree.token_ids.copy_(tree.token_ids % vocabulary)
-    tree_round = TreeRound(tree.depths.to(device), tree.subtree_ends.to(device))
+    tree_round = verifier.round_of(tree, device)
     cache = DDTreeCache(config=text_config(target))
     nodes = call.tree(verifier, prefix, tree, tree_round, cache)
     name = type(target).__name__

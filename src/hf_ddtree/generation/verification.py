@@ -1,5 +1,6 @@
 """One target forward over a flattened draft tree."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,11 +26,14 @@ class TreeVerifier:
     Args:
         target (`PreTrainedModel`): the model that verifies.
         taps (`TapCollector`): hooked on the target.
+        attention_route (`str`, defaults to `"auto"`): `attention_route` of the [`DDTreeConfig`].
     """
 
-    def __init__(self, target: PreTrainedModel, taps: TapCollector):
-        self.target, self.taps = target, taps
+    def __init__(self, target: PreTrainedModel, taps: TapCollector, attention_route: str = "auto"):
+        self.target, self.taps, self.attention_route = target, taps, attention_route
         self.attention, self.recurrent = AttentionSwitch(target), RecurrentSwitch(target)
+        #: By which route layers have attended to trees so far.
+        self.attention_routes: Counter[str] = Counter()
 
     def __call__(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> Any:
         """The target's outputs with one row a node.
@@ -45,14 +49,22 @@ class TreeVerifier:
                 # would move their states in place, which no rollback could undo.
                 return self.target(**self.inputs(tree, model_kwargs), return_dict=True)
             device = model_kwargs["position_ids"].device
-            with self.reading(_round_of(tree, device)):
+            tree_round = self.round_of(tree, device)
+            with self.reading(tree_round):
                 # Under a static cache the mask is made here, not in the forward.
                 inputs = self.inputs(tree, model_kwargs)
-                if inputs["input_ids"].device == device:
-                    return self.target(**inputs, return_dict=True)
-            # Inputs that are kept on the host have been moved to the model.
-            with self.reading(_round_of(tree, inputs["input_ids"].device)):
-                return self.target(**inputs, return_dict=True)
+                outputs = self.target(**inputs, return_dict=True) if inputs["input_ids"].device == device else None
+            if outputs is None:
+                # Inputs that are kept on the host have been moved to the model.
+                tree_round = self.round_of(tree, inputs["input_ids"].device)
+                with self.reading(tree_round):
+                    outputs = self.target(**inputs, return_dict=True)
+            self.attention_routes.update(tree_round.routes)
+            return outputs
+
+    def round_of(self, tree: DraftTree, device: torch.device) -> TreeRound:
+        """What a forward over `tree` on `device` shares with the attention."""
+        return TreeRound(tree.depths.to(device), tree.subtree_ends.to(device), self.attention_route)
 
     @contextmanager
     def reading(self, tree_round: TreeRound) -> Iterator[None]:
@@ -82,7 +94,3 @@ class TreeVerifier:
         # Some models ask for the last token's logits only.
         inputs.pop("logits_to_keep", None)
         return inputs
-
-
-def _round_of(tree: DraftTree, device: torch.device) -> TreeRound:
-    return TreeRound(tree.depths.to(device), tree.subtree_ends.to(device))

@@ -1,0 +1,74 @@
+"""The benchmark scripts run from end to end on a CPU: their figures mean nothing here, their logic is the same."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a script from `benchmarks/`, where the scripts import each other from."""
+    monkeypatch.syspath_prepend(request.config.rootpath / "benchmarks")
+    return importlib.import_module
+
+
+def test_gpu_check(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("gpu_check").main(["--dry-run", "--json", str(tmp_path / "report.json")]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["right"] is True
+    assert len(report["correctness"]) == 13 and all(case["right"] for case in report["correctness"])
+    assert max(case["error"] for case in report["correctness"]) > 1e-5
+    (times,) = report["times"]
+    assert all(times[name] > 0 for name in ("floor", "kernel", "library", "packed", "flex"))
+    assert all(times[f"{name}_right"] for name in ("kernel", "library", "packed", "flex"))
+    torch_rounds, kernel_rounds = report["rounds"]
+    assert set(torch_rounds["routes"]) == {"packed"} and set(kernel_rounds["routes"]) == {"kernel"}
+    assert set(kernel_rounds["stages_ms"]) == {"draft", "build", "verify", "accept", "commit"}
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in ("The kernel against float64", "One layer", "Whole texts", "All right"))
+
+
+def test_gpu_check_sees_a_wrong_kernel(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = script("gpu_check")
+    monkeypatch.setattr("attention_work.tree_attention", lambda query, *_, **__: query.transpose(1, 2) * 0.9)
+    cases = [
+        case for case in check.check_kernel(True) if "compiled" not in case["case"] and "graph" not in case["case"]
+    ]
+    assert len(cases) == 10 and not any(case["right"] for case in cases)
+
+
+def test_gpu_check_says_what_it_needs(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        script("gpu_check").main([])
+    assert "no GPU is available" in capsys.readouterr().err
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(SystemExit):
+        script("gpu_check").main(["--dry-run"])
+    assert "needs TRITON_INTERPRET=1" in capsys.readouterr().err
+
+
+def test_cpu_attention(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("cpu_attention").main(["--repeats", "1", "--threads", "1"]) in (0, 1)
+    shown = capsys.readouterr().out
+    assert shown.count("library") == 4 and "held to 2.5x" in shown
+
+
+def test_gpu_caches(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("gpu_caches").main(["--device-map", "cpu", "--max-new-tokens", "12", "--budget", "15"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].strip() for line in shown[1:5]] == [
+        "dynamic cache",
+        "static cache",
+        "offloaded cache",
+        "offloaded_static cache",
+    ]
+    assert all("identical" in line for line in shown[1:3])

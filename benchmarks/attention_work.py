@@ -138,7 +138,11 @@ class Layer:
             return (slot < prefix) | ((node <= row) & (row < ends[node]))
 
         blocks = create_block_mask(sees, None, None, self.nodes, prefix + self.nodes, device=self.device)
-        attend = torch.compile(flex_attention) if self.device == "cuda" else flex_attention
+        attend = flex_attention
+        if self.device == "cuda":
+            # Without this the ninth shape would run uncompiled.
+            torch.compiler.reset()
+            attend = torch.compile(flex_attention, dynamic=False)
 
         def run() -> torch.Tensor:
             output = attend(self.query, self.key, self.value, block_mask=blocks, scale=self.scale, enable_gqa=True)

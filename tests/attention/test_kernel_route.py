@@ -93,7 +93,7 @@ def test_whole_models_with_left_padding(family: str, padding: int) -> None:
 def test_generate_says_which_route_it_took(family: str) -> None:
     model = target(family, BF16)
     drafter, ids = make_drafter(model).to(BF16), prompt()
-    settings: dict[str, Any] = dict(max_new_tokens=12, do_sample=False, return_dict_in_generate=True)
+    settings: dict[str, Any] = dict(budget=20, max_new_tokens=9, do_sample=False, return_dict_in_generate=True)
     output = tree(model, drafter, ids, attention_route="kernel", **settings)
     stats = output.speculation
     assert set(stats.attention_routes) == {"kernel"}

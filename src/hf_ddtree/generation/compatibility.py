@@ -97,8 +97,8 @@ def check_target(target: PreTrainedModel, generation_config: GenerationConfig) -
     parameters = inspect.signature(target.forward).parameters
     if "position_ids" not in parameters:
         raise ValueError(
-            f"{name} does not take `position_ids`: it derives positions from the cache's length, so the nodes of a "
-            "tree cannot be given their depth. Generate without `assistant_model`."
+            f"{name} does not take `position_ids`: its positions, if it has any, follow the cache's length, so the "
+            "nodes of a tree cannot be given their depth. Generate without `assistant_model`."
         )
     loaded.check(target)
     linear_attention.check(target)

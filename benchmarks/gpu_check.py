@@ -4,10 +4,11 @@
     python benchmarks/gpu_check.py --model Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16
     TRITON_INTERPRET=1 python benchmarks/gpu_check.py --dry-run
 
-Three parts: the kernel against float64; one layer's attention by the kernel, by SDPA with a dense mask (as the library
-calls it, and packed) and by flex_attention, beside the floor that this card's measured bandwidth and matrix rate set;
-and whole texts of a pair with and without the kernel, with the stages of a round. `--dry-run` runs the same code with
-tiny sizes on the CPU, where times mean nothing. The exit code is 1 if something is wrong.
+The kernels against float64; one layer's attention by the kernel, by SDPA with a dense mask (as the library calls it,
+and packed) and by flex_attention, beside the floor that this card's measured bandwidth and matrix rate set; a layer's
+gated delta rule by its kernel and in PyTorch; and whole texts of a pair with and without the kernel, with the stages
+of a round. `--dry-run` runs the same code with tiny sizes on the CPU, where times mean nothing. The exit code is 1 if
+something is wrong.
 """
 
 import argparse
@@ -25,11 +26,12 @@ import triton
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attention_work import Layer
+from delta_work import DeltaLayer
 from hf_ddtree import DDTreeConfig, DFlashModel
 
 NODES, PREFIXES = (64, 256, 512), (512, 2048, 8192, 32_768)
 DRY_NODES, DRY_PREFIXES = (9,), (20,)
-TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
+TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-5}
 PROMPTS = ["def quicksort(items):\n", "class Stack:\n    def __init__(self):\n", "import json\n\ndef load(path):\n"]
 
 
@@ -75,6 +77,31 @@ def check_kernel(dry: bool) -> list[dict[str, Any]]:
             found.append(dict(case=layer.name + way, error=error, right=error < TOLERANCE[layer.dtype]))
     found.append(check_graph(dry))
     return found
+
+
+def delta_layers(dry: bool) -> list[DeltaLayer]:
+    if dry:
+        small: dict[str, Any] = dict(key_heads=1, heads=2, head_dim=16, device="cpu")
+        return [DeltaLayer(40, **small), DeltaLayer(9, **small, dtype=torch.float32), DeltaLayer(1, **small)]
+    wide = DeltaLayer(300, key_heads=4, heads=12, head_dim=256, dtype=torch.float32)
+    return [DeltaLayer(512), wide, DeltaLayer(1)]
+
+
+def check_delta(dry: bool) -> list[dict[str, Any]]:
+    """Largest differences of the gated delta rule's kernel from float64."""
+    found = []
+    for layer in delta_layers(dry):
+        error = error_of(layer.kernel(), layer.reference())
+        found.append(dict(case=layer.name, error=error, right=error < TOLERANCE[layer.dtype]))
+    return found
+
+
+def time_delta(dry: bool) -> list[dict[str, Any]]:
+    """Milliseconds of one layer's gated delta rule, of Qwen3-Next's shape, by the kernel and in PyTorch."""
+    layer = delta_layers(dry)[0]
+    right = error_of(layer.kernel(), layer.in_pytorch().double()) < 2 * TOLERANCE[layer.dtype]
+    times = {name: milliseconds(getattr(layer, name), dry) for name in ("kernel", "in_pytorch")}
+    return [dict(case=layer.name, kernel_right=right, **times)]
 
 
 def check_graph(dry: bool) -> dict[str, Any]:
@@ -210,7 +237,7 @@ def time_rounds(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def show(report: dict[str, Any]) -> None:
     print(f"{report['device']}, torch {report['torch']}, triton {report['triton']}\n")
-    print("The kernel against float64")
+    print("The kernels against float64")
     for case in report["correctness"]:
         print(f"  {'right' if case['right'] else 'WRONG'}  {case['error']:.1e}  {case['case']}")
     print("\nOne layer, 32/8 heads of 128, bf16: milliseconds (times the kernel)")
@@ -222,6 +249,8 @@ def show(report: dict[str, Any]) -> None:
         ]
         size = f"  {row['nodes']:>5} {row['prefix']:>6} {row['floor']:>8.3f} {row['kernel']:>8.3f}"
         print(size, *(f"{other:>16}" for other in others))
+    for row in report["delta"]:
+        print(f"\nOne layer, {row['case']}: kernel {row['kernel']:.3f} ms, in PyTorch {row['in_pytorch']:.3f} ms")
     print("\nWhole texts; milliseconds a round")
     for row in report["rounds"]:
         stages = ", ".join(f"{stage} {ms:.2f}" for stage, ms in row["stages_ms"].items())
@@ -253,11 +282,12 @@ def main(arguments: list[str] | None = None) -> int:
         device="CPU, a dry run" if options.dry_run else torch.cuda.get_device_name(),
         torch=torch.__version__, triton=triton.__version__, pair=[options.model, options.drafter], dtype=options.dtype,
     )  # fmt: skip
-    report["correctness"] = check_kernel(options.dry_run)
+    report["correctness"] = check_kernel(options.dry_run) + check_delta(options.dry_run)
     report["rounds"] = time_rounds(options)
     report["times"] = time_kernel(options.dry_run, deadline=start + 210)
+    report["delta"] = time_delta(options.dry_run)
     report["seconds"] = time.monotonic() - start
-    entries = [entry for part in ("correctness", "rounds", "times") for entry in report[part]]
+    entries = [entry for part in ("correctness", "rounds", "times", "delta") for entry in report[part]]
     report["right"] = all(mark for entry in entries for name, mark in entry.items() if "right" in name)
     show(report)
     if options.json:

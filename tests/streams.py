@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from hf_ddtree.generation import compatibility
+
 
 class Stream:
     """Counts how often work was queued on it."""
@@ -24,6 +26,7 @@ class Stream:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes offloaded caches work without CUDA; rows move from the host to the host."""
+    monkeypatch.setattr(compatibility, "runs_on_cuda", lambda target: True)
     monkeypatch.setattr(torch, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)

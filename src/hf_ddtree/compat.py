@@ -86,6 +86,7 @@ __all__ = [
     "is_dflash_drafter",
     "is_stateful",
     "is_user_defined",
+    "layers_reading_shared_rows",
     "model_name",
     "pinned_revision",
     "prefill",
@@ -207,6 +208,17 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
         f"No list of {count} decoder layers was found in {type(model).__name__} (looked for modules named "
         f"{', '.join(_LAYER_LISTS)}), so the drafter's taps have nothing to read."
     )
+
+
+def layers_reading_shared_rows(model: PreTrainedModel) -> set[int]:
+    """Indices of the layers that attend to keys and values of an earlier one, and keep none in the cache."""
+    config = text_config(model)
+    modes = getattr(config, "kv_sharing_modes", None)
+    if modes is not None:
+        return {index for index, mode in enumerate(modes) if mode == "reuse"}
+    # Before these modes it was the last layers that shared.
+    first = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    return set(range(first, config.num_hidden_layers))
 
 
 def compile_config() -> CompileConfig:

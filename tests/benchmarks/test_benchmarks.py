@@ -22,8 +22,10 @@ def test_gpu_check(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert script("gpu_check").main(["--dry-run", "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["right"] is True
-    assert len(report["correctness"]) == 13 and all(case["right"] for case in report["correctness"])
+    assert len(report["correctness"]) == 16 and all(case["right"] for case in report["correctness"])
     assert max(case["error"] for case in report["correctness"]) > 1e-5
+    (delta,) = report["delta"]
+    assert delta["kernel_right"] and delta["kernel"] > 0 and delta["in_pytorch"] > 0
     (times,) = report["times"]
     assert all(times[name] > 0 for name in ("floor", "kernel", "library", "packed", "flex"))
     assert all(times[f"{name}_right"] for name in ("kernel", "library", "packed", "flex"))
@@ -31,7 +33,10 @@ def test_gpu_check(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert set(torch_rounds["routes"]) == {"packed"} and set(kernel_rounds["routes"]) == {"kernel"}
     assert set(kernel_rounds["stages_ms"]) == {"draft", "build", "verify", "accept", "commit"}
     shown = capsys.readouterr().out
-    assert all(line in shown for line in ("The kernel against float64", "One layer", "Whole texts", "All right"))
+    assert all(
+        line in shown
+        for line in ("The kernels against float64", "One layer, gated", "One layer", "Whole texts", "All right")
+    )
 
 
 def test_gpu_check_sees_a_wrong_kernel(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +46,15 @@ def test_gpu_check_sees_a_wrong_kernel(script: Any, monkeypatch: pytest.MonkeyPa
         case for case in check.check_kernel(True) if "compiled" not in case["case"] and "graph" not in case["case"]
     ]
     assert len(cases) == 10 and not any(case["right"] for case in cases)
+
+
+def test_gpu_check_sees_a_wrong_delta_rule(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = script("gpu_check")
+    wrong = lambda query, key, value, *_: (value * 0.9, value.transpose(1, 2).float())  # noqa: E731
+    monkeypatch.setattr("hf_ddtree.linear_attention.delta_rule.tree_delta_rule", wrong)
+    cases = check.check_delta(True)
+    assert len(cases) == 3 and not any(case["right"] for case in cases)
+    assert not check.time_delta(True)[0]["kernel_right"]
 
 
 def test_gpu_check_says_what_it_needs(

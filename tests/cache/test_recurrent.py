@@ -166,8 +166,16 @@ def test_a_cache_adopts_every_kind() -> None:
         (2, attention),
         (3, attention),
     }
-    # Nor may the library compile a forward that writes beside the states.
-    assert not any(layer.is_compileable for layer in cache.layers)
+    assert not cache.is_compileable
+
+
+def test_compileable_as_the_parent_is_outside_of_rounds() -> None:
+    """A static cache shows a mask to forwards of one token only if all of its layers are compileable."""
+    layer = TreeRecurrentLayer()
+    assert layer.is_compileable
+    layer.begin()
+    layer.rollback()
+    assert layer.is_compileable
 
 
 def test_layers_made_later_are_ours() -> None:

@@ -1,6 +1,7 @@
 """A random pair in a folder: small enough to generate with in milliseconds, its text one character a token."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 
 from hf_ddtree import DFlashConfig, DFlashModel
 from hf_ddtree.cli.pair import Pair
+from hf_ddtree.compat import text_config
+from models.zoo import FAMILIES
 
 ALPHABET = "abcdehlorwAQ01 \n"
 LAYERS, WIDTH, BLOCK = 3, 32, 6
@@ -43,6 +46,10 @@ def save_target(folder: Path, layers: int = LAYERS) -> None:
         eos_token_id=None,
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+def save_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({character: i for i, character in enumerate(ALPHABET)}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -77,6 +84,23 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     )
     DFlashModel(config).save_pretrained(root / "drafter")
     return Folders(str(root / "target"), str(root / "drafter"))
+
+
+@pytest.fixture(scope="session")
+def family_folders(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Folders]:
+    """Makes the pair of a family of the zoo, which has the same vocabulary and width."""
+
+    @functools.cache
+    def make(family: str) -> Folders:
+        root = tmp_path_factory.mktemp(family)
+        target = FAMILIES[family].make()
+        target.save_pretrained(root / "target")
+        save_tokenizer(root / "target")
+        drafter = DFlashModel.from_pretrained(folders.drafter, num_target_layers=text_config(target).num_hidden_layers)
+        drafter.save_pretrained(root / "drafter")
+        return Folders(str(root / "target"), str(root / "drafter"))
+
+    return make
 
 
 @pytest.fixture(scope="session")

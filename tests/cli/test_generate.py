@@ -1,15 +1,13 @@
 """`hf-ddtree generate` as a user runs it: the text alone on stdout, exactly the target's."""
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
+from transformers import CLIPConfig
 from typer.testing import CliRunner
 
-from hf_ddtree import SpeculationStats
 from hf_ddtree.cli import app
-from hf_ddtree.cli.generate import print_stats
+from hf_ddtree.cli.pair import Pair
+from models.zoo import FAMILIES
 
 from .conftest import LAYERS, save_target
 
@@ -33,23 +31,33 @@ def test_greedy_text_and_statistics(pair, folders):
     assert result.stdout == plain_text(pair, max_new_tokens=30, do_sample=False)
     assert "30 tokens in " in result.stderr
     assert "verify" in result.stderr
+    assert "layers read trees" not in result.stderr, "there is one way only"
 
 
-@pytest.mark.parametrize(
-    ("routes", "line"),
-    [
-        ({"attention": 2, "gated delta rule": 6}, "2 by attention, 6 by gated delta rule\n"),
-        ({"paths": 3}, "3 by paths\n"),
-        ({"attention": 2}, None),
-        ({}, None),
-    ],
-)
-def test_recurrent_layers_show_in_the_statistics(routes, line):
-    console = Console(file=io.StringIO(), width=120)
-    print_stats(console, SpeculationStats(acceptance_lengths=[2], routes=routes), tokens=3, seconds=1.0)
-    printed = console.file.getvalue()
-    assert ("layers read trees: " in printed) == (line is not None)
-    assert line is None or line in printed
+def test_recurrent_layers_show_in_the_statistics(family_folders):
+    options = ("--prompt", "hello", "--max-new-tokens", 8, "--device", "cpu")
+    result = invoke(*family_folders("qwen3_next").options, *options)
+    assert "layers read trees: 2 by attention, 2 by gated delta rule\n" in result.stderr, result.output
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "muse_glimmer"])
+def test_a_target_that_reads_images_too(family_folders, family):
+    folders = family_folders(family)
+    result = invoke(*folders.options, "--prompt", "hello", "--max-new-tokens", 12, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    pair = Pair.load(folders.target, folders.drafter, device="cpu")
+    assert type(pair.target).__name__ == FAMILIES[family].model_class
+    assert result.stdout == plain_text(pair, "hello", max_new_tokens=12, do_sample=False)
+
+
+def test_a_target_of_another_kind_is_refused_by_its_configuration(folders, tmp_path):
+    CLIPConfig().save_pretrained(tmp_path)
+    pair_without_target = ("--model", tmp_path, "--drafter", folders.drafter)
+    for text in (
+        invoke(*pair_without_target, "--prompt", "hello", "--device", "cpu").stderr,
+        CliRunner().invoke(app, ["doctor", str(tmp_path), folders.drafter]).stderr,
+    ):
+        assert text.startswith(f"Error: {tmp_path} is configured by CLIPConfig") and len(text) < 400
 
 
 def test_prompt_from_standard_input_without_statistics(pair, folders):

@@ -10,6 +10,7 @@ import hf_ddtree
 from hf_ddtree import DDTreeCache, DDTreeConfig
 from hf_ddtree.compat import CACHE_NAME
 from hf_ddtree.generation.output import STAGES
+from models.zoo import ALL
 from pairs import FAMILIES, make_drafter, make_target, plain, prompt, tree
 
 NEW = 30
@@ -110,6 +111,15 @@ def test_statistics() -> None:
         tokens = verified.tree.token_ids[verified.path].tolist()
         assert tokens == output.sequences[0, position : position + len(tokens)].tolist()
         position += len(tokens)
+
+
+@pytest.mark.parametrize("family", ["gemma4_shared", "gemma3n"])
+def test_layers_that_share_keys_and_values_are_counted(family: str) -> None:
+    target = make_target(ALL[family].build)
+    drafter = make_drafter(target, num_target_layers=6)
+    output = tree(target, drafter, prompt(), max_new_tokens=NEW, return_dict_in_generate=True)
+    assert output.speculation.routes == {"attention": 6}
+    assert sum(output.speculation.attention_routes.values()) % 6 == 0
 
 
 def test_record_adds_up_generates() -> None:

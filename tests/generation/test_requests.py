@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as T
-from transformers import GenerationConfig, StaticCache
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from hf_ddtree import DDTreeConfig
 from hf_ddtree.compat import CACHE_NAME
+from hf_ddtree.generation.compatibility import runs_on_cuda
 from pairs import make_drafter, make_target, prompt, tree
 
 
@@ -41,6 +42,29 @@ def pair() -> Any:
 def test_settings_of_other_strategies(pair: Any, kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tree(*pair, prompt(), max_new_tokens=4, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "offloaded_static"])
+def test_a_cache_for_a_device_that_the_target_is_not_on(pair: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"{kind}.*CUDA.*Qwen3ForCausalLM is on 'cpu'.*unset"):
+        tree(*pair, prompt(), max_new_tokens=4, cache_implementation=kind)
+
+
+def test_a_users_cache_for_a_device_that_the_target_is_not_on(pair: Any) -> None:
+    cache = DynamicCache(config=pair[0].config)
+    cache.offloading = True
+    with pytest.raises(ValueError, match=r"DynamicCache\(offloading=True\).*CUDA.*Qwen3ForCausalLM is on 'cpu'"):
+        tree(*pair, prompt(), max_new_tokens=4, **{CACHE_NAME: cache})
+
+
+def test_weights_that_go_to_a_device_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not runs_on_cuda(target)
+    target.to("meta")
+    assert runs_on_cuda(target)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not runs_on_cuda(target)
 
 
 def test_a_batch(pair: Any) -> None:

@@ -8,8 +8,9 @@ import torch
 
 from attention.trees import random_tree
 from hf_ddtree.compat import CACHE_NAME, recurrent_mixers, scans_as_it_steps
-from hf_ddtree.linear_attention import Route, expansion, routes
+from hf_ddtree.linear_attention import expansion
 from hf_ddtree.linear_attention.expansion import PathExpansion
+from hf_ddtree.linear_attention.switch import Route, routes
 from hf_ddtree.round import CURRENT_ROUND, MixerKind, TreeRound
 from hf_ddtree.tree import DraftTree
 from linear_attention.expanded import (

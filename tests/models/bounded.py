@@ -31,7 +31,7 @@ FAMILIES: list[Family] = [
         **_SHARED,
         **_PER_LAYER,
     ),
-    causal("gemma4", "Gemma 4", "Gemma4", "Gemma4TextConfig", **_GEMMA4, **MIXED),
+    causal("gemma4", "Gemma 4", "Gemma4", "Gemma4TextConfig", seed=3, **_GEMMA4, **MIXED),
     causal(
         "gemma4_shared",
         "Gemma 4 (shared keys and values)",
@@ -39,6 +39,7 @@ FAMILIES: list[Family] = [
         "Gemma4TextConfig",
         sliding_window=6,
         use_double_wide_mlp=True,
+        seed=3,
         **_GEMMA4,
         **_SHARED,
     ),
@@ -74,7 +75,7 @@ FAMILIES: list[Family] = [
     causal("vaultgemma", "VaultGemma", "VaultGemma", further=True, **_SOFTCAPS, **MIXED),
     causal(
         "llama4",
-        "Llama 4 text (temperature tuning off)",
+        "Llama 4 text (up to 8192 tokens)",
         "Llama4",
         "Llama4TextConfig",
         window="attention_chunk_size",
@@ -85,7 +86,8 @@ FAMILIES: list[Family] = [
         attention_chunk_size=6,
         no_rope_layers=[1, 1, 0, 1],
         layer_types=[CHUNKED, CHUNKED, FULL, CHUNKED],
-        attn_temperature_tuning=False,
+        attn_temperature_tuning=True,
+        floor_scale=8192,
         seed=1,
     ),
     causal(

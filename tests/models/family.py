@@ -59,7 +59,7 @@ class Family:
         window (`str`, *optional*): the configuration's field with the window or chunk of its bounded layers.
         open_routing (`dict`, *optional*): fields with which every expert reads every token, for a model of experts.
         image (`Image`, *optional*): for a model whose prompts start with one.
-        seed (`int`): of weights whose greedy text varies.
+        seed (`int`): of weights whose greedy text varies and that magnify no rounding in bf16.
         further (`bool`): whether its tests are among the slow ones: it adds no kind of layer to the others.
         fp64_error (`float`): how far off a tree may be in fp64, in standard deviations of the logits. Norms, softmaxes
             and routers of the library are in fp32 whatever the model's dtype, and all of a recurrence is.

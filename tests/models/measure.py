@@ -6,9 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from models.generating import generated_by
-from models.nodes import DTYPES, errors_of
+from models.nodes import DTYPES, NodeErrors, errors_of
 from models.zoo import ALL, FAMILIES
+
+# About what each dtype resolves: on another machine an error of 0 is as likely this large.
+FLOORS = {"float64": 1e-15, "float32": 1e-6, "bfloat16": 1e-2}
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,9 @@ class Row:
         model_class (`str`): the class of Transformers that was run.
         dtype (`str`): of the weights.
         max_error (`float`): the largest error of a node's logit, in standard deviations of the logits, rounded up to
-            a power of ten.
+            1, 2 or 5 times a power of ten.
+        times_plain (`float`, *optional*): in bf16 how many times plain decoding's own error it is, both as root mean
+            squares, to one decimal.
         generate (`str`, *optional*): how whole generates compare, as [`models.generating.Generated`] has it; they are
             not run in fp64.
         routes (`list[str]`): the ways its layers verify a tree.
@@ -32,6 +39,7 @@ class Row:
     model_class: str
     dtype: str
     max_error: float
+    times_plain: float | None
     generate: str | None
     routes: list[str]
 
@@ -43,21 +51,31 @@ def measure(family: str, dtype: str) -> Row:
         family (`str`): a name of [`models.zoo.FAMILIES`].
         dtype (`str`): a name of `DTYPES`.
     """
-    chosen = FAMILIES[family]
+    chosen, errors = FAMILIES[family], errors_of(family, dtype)
     return Row(
         family=family,
         title=chosen.title,
         model_class=chosen.model_class,
         dtype=dtype,
-        max_error=power_of_ten(errors_of(family, dtype).worst),
+        max_error=rounded_up(errors.worst, FLOORS[dtype]),
+        times_plain=times_plain(errors) if dtype == "bfloat16" else None,
         generate=None if dtype == "float64" else generated_by(family, dtype).verdict,
         routes=sorted(chosen.routes),
     )
 
 
-def power_of_ten(error: float) -> float:
-    """Rounded up, so that the arithmetic of another machine seldom shows; below fp64's resolution it is that."""
-    return float(f"1e{math.ceil(math.log10(max(error, 1e-15)))}")
+def rounded_up(error: float, floor: float) -> float:
+    """To 1, 2 or 5 times a power of ten, so that the arithmetic of another machine seldom shows; at least `floor`."""
+    error = max(error, floor)
+    exponent = math.floor(math.log10(error))
+    steps = [float(f"{digit}e{exponent}") for digit in (1, 2, 5, 10)]
+    return next(step for step in steps if error <= step)
+
+
+def times_plain(errors: NodeErrors) -> float:
+    """How a tree's error compares with plain decoding's; below half of bf16's step one is as good as the other."""
+    least = torch.finfo(torch.bfloat16).eps / 2
+    return round(max(errors.typical, least) / max(errors.plain, least), 1)
 
 
 def write(rows: list[dict[str, Any]], path: Path) -> None:

@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from hf_ddtree.compat import CACHE_NAME
-from models.generating import GREEDY, NEW, PROMPT, drafter_for, generated_by, run
+from models.generating import (
+    GREEDY,
+    NEW,
+    PROMPT,
+    check_rounding,
+    drafter_for,
+    generated_by,
+    logits_over,
+    resolved_gap,
+    run,
+)
 from models.measure import as_dictionary, measure
 from models.zoo import FAMILIES, cases
 
@@ -33,6 +43,21 @@ def test_equals_plain_text_to_rounding_in_bf16(family: str, models_report: list[
     assert set(generated.routes) == FAMILIES[family].routes
     assert max(generated.acceptance_lengths) > 1
     models_report.append(as_dictionary(measure(family, "bfloat16")))
+
+
+@pytest.mark.parametrize("family", cases(slow=True))
+def test_a_wrong_token_shows_in_bf16(family: str) -> None:
+    """At most places of a text the second-best token is refused, were it the only one that is wrong."""
+    chosen = FAMILIES[family]
+    model, prompt = chosen.make(torch.bfloat16), chosen.prompt(PROMPT, seed=3)
+    text = generated_by(family, "bfloat16").text
+    best = logits_over(chosen, model, prompt, text).topk(2)
+    clear = (best.values[:, 0] - best.values[:, 1] > 1.5 * resolved_gap(family)).nonzero()[:, 0].tolist()
+    assert len(clear) > NEW // 2, clear
+    for step in (clear[0], clear[len(clear) // 2], clear[-1]):
+        wrong = [*text[:step], int(best.indices[step, 1]), *text[step + 1 :]]
+        with pytest.raises(AssertionError, match="below the best"):
+            check_rounding(family, model, prompt, wrong)
 
 
 @pytest.mark.parametrize("family", cases(IMAGES))

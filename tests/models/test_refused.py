@@ -27,20 +27,20 @@ def _mpt(**overrides: Any) -> Any:
 
 
 def _llama4(**overrides: Any) -> Any:
-    return ALL["llama4"].build(attn_temperature_tuning=True, floor_scale=4, attn_scale=1.0)
+    return ALL["llama4"].build(floor_scale=4, attn_scale=1.0)
 
 
 REFUSED: list[tuple[Family, str]] = [
     (
-        Family("llama4_tuned", "Llama 4 with temperature tuning", "Llama4ForCausalLM", _llama4),
-        "Llama4ForCausalLM scales attention by the cache's length",
+        Family("llama4_tuned", "Llama 4 past its floor scale", "Llama4ForCausalLM", _llama4),
+        "Llama4ForCausalLM scales attention by the cache's length from 4 tokens on.*: lower `max_new_tokens`",
     ),
     (Family("bloom", "Bloom", "BloomForCausalLM", _bloom), "BloomForCausalLM does not take `position_ids`"),
     (Family("mpt", "MPT", "MptForCausalLM", _mpt), "MptForCausalLM does not take `position_ids`"),
     (causal("falcon_alibi", "Falcon with ALiBi", "Falcon", alibi=True), "FalconForCausalLM uses ALiBi"),
     (
         causal("falcon", "Falcon", "Falcon", alibi=False, new_decoder_architecture=True),
-        "of FalconForCausalLM do not read tokens through Transformers' attention interface",
+        "None of the layers of FalconForCausalLM reads tokens through Transformers' attention interface",
     ),
     (
         causal("dynamic", "Llama with dynamic RoPE", "Llama", rope_parameters=_DYNAMIC),

@@ -4,10 +4,11 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
 from packaging.version import Version
 
 from hf_ddtree.compat import OLDEST_TRANSFORMERS, TRANSFORMERS_VERSION
-from models.measure import as_dictionary, measure, power_of_ten, write
+from models.measure import as_dictionary, measure, rounded_up, write
 from models.zoo import ABSENT, ALL, FAMILIES, NEWER
 
 
@@ -36,8 +37,25 @@ def test_rows_are_in_order_and_rounded(tmp_path: Path) -> None:
         model_class="LlamaForCausalLM",
         dtype="float64",
         max_error=written[0]["max_error"],
+        times_plain=None,
         generate=None,
         routes=["attention"],
     )
     assert 1e-15 <= written[0]["max_error"] <= 1e-5
-    assert power_of_ten(3.2e-7) == 1e-6 and power_of_ten(1e-6) == 1e-6 and power_of_ten(0.0) == 1e-15
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (3.2e-7, 5e-7),
+        (1e-6, 1e-6),
+        (1.01e-6, 2e-6),
+        (0.021, 0.05),
+        (0.051, 0.1),
+        (0.6, 1.0),
+        (0.0, 1e-9),
+        (9e-10, 1e-9),
+    ],
+)
+def test_errors_are_rounded_up_from_a_floor(error: float, expected: float) -> None:
+    assert rounded_up(error, floor=1e-9) == expected

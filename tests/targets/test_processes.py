@@ -37,8 +37,12 @@ def test_tensor_parallel(ranks: list[dict[str, Any]]) -> None:
     assert list(first) == ["greedy", "sampled", "one token", "drafters that differ"]
     for name, result in first.items():
         assert result["tokens"] == result["plain"], name
+        assert result["trees"] == second[name]["trees"], f"{name}: the processes built different trees"
         assert result == second[name], f"{name}: the processes disagree"
-        assert name == "one token" or max(result["accepted"]) > 1
+        assert len(result["trees"]) == len(result["accepted"])
+        if name != "one token":
+            assert max(result["accepted"]) > 1
+            assert max(len(tokens) for tokens, _ in result["trees"]) > 20
 
 
 def test_fully_sharded(ranks: list[dict[str, Any]]) -> None:

@@ -39,12 +39,15 @@ def sharded(model: Any) -> Any:
 def compare(target: Any, whole: Any, drafter: Any, ids: torch.Tensor, new: int, **kwargs: Any) -> dict[str, Any]:
     """Trees on the target of several processes beside plain `generate` on a whole one in this process."""
     # `generate` knows by itself that a model loaded with `fsdp_size` is sharded, and not that `fully_shard` did it.
-    output = tree(target, drafter, ids, max_new_tokens=new, return_dict_in_generate=True, **kwargs)
+    settings: dict[str, Any] = dict(max_new_tokens=new, return_dict_in_generate=True, output_trees=True)
+    output = tree(target, drafter, ids, **settings, **kwargs)
     kwargs.pop("synced_gpus", None)
+    trees = [verified.tree for verified in output.speculation.trees]
     return {
         "tokens": output.sequences[0].tolist(),
         "plain": plain(whole, ids, max_new_tokens=new, **kwargs)[0].tolist(),
         "accepted": output.speculation.acceptance_lengths,
+        "trees": [(draft.token_ids.tolist(), draft.parents.tolist()) for draft in trees],
     }
 
 

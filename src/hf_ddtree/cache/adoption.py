@@ -50,8 +50,8 @@ _READ_THROUGH = ("update", "get_mask_sizes", "get_seq_length", "get_query_offset
 def check(cache: Any) -> None:
     """Raises `ValueError` unless every layer of `cache` can take a tree and keep one path of it."""
     remedy = (
-        "Leave `cache_implementation` unset or choose 'offloaded', 'static' or 'offloaded_static', or pass a "
-        "`DynamicCache`, a `StaticCache` or a `DDTreeCache`."
+        "Leave `cache_implementation` unset or choose 'static' or, on CUDA, 'offloaded' or 'offloaded_static', or "
+        "pass a `DynamicCache`, a `StaticCache` or a `DDTreeCache`."
     )
     found = "no cache" if cache is None else type(cache).__name__
     if not isinstance(cache, Cache) or not hasattr(cache, "layers"):

@@ -38,8 +38,6 @@ class TreeRecurrentLayer(LinearAttentionLayer):
     the states after the accepted path. Outside of a round the layer behaves as its parent.
     """
 
-    # Within a round tensors are kept beside the states, which a compiled forward would not know of.
-    is_compileable = False
     # Names of its own: the layers of keys and values that it is combined with have their round too.
     _reading = False
     _finish: Finish | None = None
@@ -92,8 +90,9 @@ class TreeRecurrentLayer(LinearAttentionLayer):
             return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
         if isinstance(recurrent_states, torch.Tensor):
             raise ValueError(
-                "A recurrent layer of the target read the draft tree as a row of tokens: its recurrence is not one "
-                "that hf_ddtree can run over a tree. Generate without `assistant_model`."
+                "A recurrent layer of the target read the draft tree as a row of tokens: its forward is compiled, or "
+                "its recurrence is not one that hf_ddtree can run over a tree. Generate with the uncompiled model, or "
+                "without `assistant_model`."
             )
         self._check_prefix(state_idx)
         self._pending[state_idx] = recurrent_states

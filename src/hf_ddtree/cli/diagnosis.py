@@ -6,18 +6,24 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import LinearAttentionLayer
 
 from hf_ddtree import DDTreeConfig, DFlashConfig, DFlashModel
 from hf_ddtree.cli.comparison import top_two_gap
 from hf_ddtree.cli.measure import first_difference
 from hf_ddtree.cli.pair import Pair
 from hf_ddtree.cli.tested import rows_of
-from hf_ddtree.compat import CACHE_NAME
-from hf_ddtree.drafters import head_shape
+from hf_ddtree.compat import CACHE_NAME, decoder_layers
+from hf_ddtree.drafters import device_of, head_shape
 from hf_ddtree.drafters.formats import detect
 from hf_ddtree.generation.compatibility import check_target
 from hf_ddtree.generation.floor import FLOOR
 from hf_ddtree.generation.pair import pair_checks
+from hf_ddtree.generation.ranks import Ranks
+from hf_ddtree.generation.self_test import check_target_verifies_trees
+from hf_ddtree.generation.verification import TreeVerifier
+from hf_ddtree.linear_attention.states import bytes_of
+from hf_ddtree.round import TapCollector
 
 OK, DOUBTFUL, FAILED = "ok", "doubtful", "FAIL"
 TRIAL_TOKENS, CONTEXT = 20, 1000
@@ -91,16 +97,30 @@ def describe(drafter: DFlashModel, raw: dict[str, Any]) -> dict[str, str]:
 
 
 def compare(target: PreTrainedModel, drafter: DFlashModel) -> Iterator[Finding]:
-    """Whether the target can verify trees, and each property that the two must agree on."""
+    """Whether the target can verify trees, and does, and each property that the two must agree on."""
+    what = "kind of target"
     try:
         check_target(target, target.generation_config)
-        yield Finding("target verifies trees", "", type(target).__name__)
+        yield Finding(what, "", type(target).__name__)
         yield _tested(target)
+        yield _self_test(target)
         for check in pair_checks(target, drafter):
             status, advice = (OK, "") if check.fits else (FAILED, check.problem)
             yield Finding(check.what, check.drafter, check.target, status, advice)
     except ValueError as error:
-        yield Finding("target verifies trees", "", type(target).__name__, FAILED, str(error))
+        yield Finding(what, "", type(target).__name__, FAILED, str(error))
+
+
+def _self_test(target: PreTrainedModel) -> Finding:
+    """What every target goes through before its first tree; the trial does not repeat it."""
+    what, claim = "self-test", "each node as its path"
+    try:
+        with torch.no_grad():
+            verifier = TreeVerifier(target, TapCollector(decoder_layers(target), []))
+            check_target_verifies_trees(target, verifier, Ranks(target, False, device_of(target) or target.device))
+    except ValueError as error:
+        return Finding(what, "", claim, FAILED, str(error))
+    return Finding(what, "", claim)
 
 
 def _tested(target: PreTrainedModel) -> Finding:
@@ -108,8 +128,8 @@ def _tested(target: PreTrainedModel) -> Finding:
     if titles:
         return Finding(what, "", "; ".join(titles))
     advice = (
-        f"{type(target).__name__} is not among the families that this release was tested with. It must pass the "
-        "self-test before its first tree all the same, as in the trial below."
+        f"{type(target).__name__} is not among the families that this release was tested with. "
+        "The self-test tells whether its trees are right all the same."
     )
     return Finding(what, "", "none", DOUBTFUL, advice)
 
@@ -150,7 +170,8 @@ def run_trial(pair: Pair, prompt: str, budget: int | None) -> Trial:
 
 
 def memory(pair: Pair, rows: int, output: Any) -> dict[str, int]:
-    """Estimated bytes: weights, `CONTEXT` tokens of both caches, and the logits of a tree.
+    """Estimated bytes: weights, `CONTEXT` tokens of both caches, recurrent states, which do not grow with tokens,
+    and the logits of a tree.
 
     Args:
         pair (`Pair`): target and drafter.
@@ -162,6 +183,8 @@ def memory(pair: Pair, rows: int, output: Any) -> dict[str, int]:
     if output is not None:
         cache = output[CACHE_NAME]
         sizes[f"target cache, {CONTEXT} tokens"] = _cache_bytes(cache)
+        if states := sum(bytes_of(layer) for layer in cache.layers if isinstance(layer, LinearAttentionLayer)):
+            sizes["recurrent states"] = states
         sizes[f"drafter cache, {CONTEXT} tokens"] = _cache_bytes(cache.drafter_context.cache)
     vocabulary, _ = head_shape(target)
     # The target's rows in its own dtype, and one copy of them in fp32.

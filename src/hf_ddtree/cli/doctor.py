@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from hf_ddtree import DDTreeConfig
 from hf_ddtree.cli.console import FAILED as EXIT_FAILED
@@ -28,7 +27,7 @@ from hf_ddtree.cli.diagnosis import (
     run_trial,
 )
 from hf_ddtree.cli.options import Device, Dtype
-from hf_ddtree.cli.pair import Pair, default_device
+from hf_ddtree.cli.pair import Pair, load_target
 from hf_ddtree.cli.tested import rows_of
 from hf_ddtree.configuration import TreeSettings
 
@@ -63,9 +62,7 @@ def _examine(
     findings = [layout]
     if layout.status == FAILED:
         return _checks(console, findings)
-    device = device or default_device()
-    dtype = dtype or ("float32" if torch.device(device).type == "cpu" else "auto")
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(device).eval()
+    model = load_target(target, dtype=dtype, device=device)
     loaded, weights = load_drafter(drafter, model)
     findings.append(weights)
     if loaded is None:
@@ -116,7 +113,7 @@ def _tested(console: Console, rows: list[dict[str, Any]]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         error = f"≤ {row['max_error']:.0e}"
-        table.add_row(row["title"], row["dtype"], ", ".join(row["routes"]), error, row["generate"] or "")
+        table.add_row(row["title"], row["dtype"], ", ".join(row["routes"]), error, row["generate"] or "–")
     console.print(Text("\nTiny models of this class, as this release was tested", "bold"))
     console.print(Text("error: of a node's logits, in their standard deviations", "dim"))
     console.print(table)

@@ -54,7 +54,7 @@ def generate(
             pair.target.generate(**inputs, assistant_model=pair.drafter, generation_config=config, streamer=printer)
             seconds = time.perf_counter() - start
         if stats:
-            print_stats(stderr(), recorded, sum(printer.emitted), seconds)
+            _print_stats(stderr(), recorded, sum(printer.emitted), seconds)
 
 
 def _sampling(temperature: float | None, top_k: int | None, top_p: float | None) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _sampling(temperature: float | None, top_k: int | None, top_p: float | None)
     return {"do_sample": True, **given}
 
 
-def print_stats(console: Console, stats: SpeculationStats, tokens: int, seconds: float) -> None:
+def _print_stats(console: Console, stats: SpeculationStats, tokens: int, seconds: float) -> None:
     """What `--stats` prints after the text."""
     console.print(
         f"\n{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s; {stats.rounds} rounds of "

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from hf_ddtree import DFlashModel
 
@@ -45,10 +53,9 @@ class Pair:
             ValueError, OSError: if either cannot be read; the message names it.
         """
         device = device or default_device()
-        dtype = dtype or ("float32" if torch.device(device).type == "cpu" else "auto")
-        extra = {"gguf_file": gguf_file} if gguf_file else {}
-        tokenizer = AutoTokenizer.from_pretrained(target, **extra)
-        model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, **extra).to(device).eval()
+        dtype = dtype or default_dtype(device)
+        tokenizer = AutoTokenizer.from_pretrained(target, **({"gguf_file": gguf_file} if gguf_file else {}))
+        model = load_target(target, dtype=dtype, device=device, gguf_file=gguf_file)
         return cls(model, DFlashModel.from_pretrained(drafter, dtype=dtype).to(device).eval(), tokenizer)
 
     def inputs(self, text: str, chat: bool | None = None, **template: Any) -> Any:
@@ -84,6 +91,37 @@ class Pair:
 def default_device() -> str:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator.type if accelerator is not None else "cpu"
+
+
+def default_dtype(device: str) -> str:
+    """fp32 on a CPU, and the checkpoint's dtype elsewhere."""
+    return "float32" if torch.device(device).type == "cpu" else "auto"
+
+
+def load_target(
+    source: str, *, dtype: str | None = None, device: str | None = None, gguf_file: str | None = None
+) -> PreTrainedModel:
+    """A causal language model, or the model around one that reads images too; arguments as in [`Pair.load`].
+
+    Raises:
+        ValueError, OSError: if it cannot be read, or is a model of another kind.
+    """
+    device = device or default_device()
+    options: dict[str, Any] = {"dtype": dtype or default_dtype(device)}
+    auto_class: Any = AutoModelForCausalLM
+    if gguf_file is not None:
+        # The file has its own configuration, always a causal language model's.
+        options["gguf_file"] = gguf_file
+    else:
+        config = type(AutoConfig.from_pretrained(source))
+        if config not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            if config not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+                raise ValueError(
+                    f"{source} is configured by {config.__name__}, for which Transformers has no causal language "
+                    "model and none that reads images with text: a target must be one of the two."
+                )
+            auto_class = AutoModelForImageTextToText
+    return auto_class.from_pretrained(source, **options).to(device).eval()
 
 
 @dataclass

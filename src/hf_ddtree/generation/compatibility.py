@@ -9,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_ddtree import attention, cache, linear_attention
 from hf_ddtree.compat import CACHE_NAME, is_dflash_drafter, prompt_length, supported_modes, text_config
 from hf_ddtree.configuration import TreeSettings
-from hf_ddtree.drafters import is_sharded
+from hf_ddtree.drafters import device_of, is_sharded
 from hf_ddtree.generation import loaded, positions
 from hf_ddtree.generation.pair import check_pair
 
@@ -80,11 +80,35 @@ def check_request(target: PreTrainedModel, generation_config: GenerationConfig, 
     if generation_config.cache_implementation == "quantized":
         raise ValueError(
             "Tree decoding cannot drop rejected nodes from a quantised cache, but `cache_implementation` is "
-            "'quantized': leave it unset, or choose 'offloaded', 'static' or 'offloaded_static'."
+            "'quantized': leave it unset, or choose 'static' or, on CUDA, 'offloaded' or 'offloaded_static'."
         )
+    if "offloaded" in (generation_config.cache_implementation or ""):
+        _check_offloading(target, f"`cache_implementation={generation_config.cache_implementation!r}`")
     TreeSettings.read(generation_config)
     check_target(target, generation_config)
     check_pair(target, drafter)
+
+
+def _check_offloading(target: PreTrainedModel, what: str) -> None:
+    """Raises `ValueError` if the target's layers cannot use an offloaded cache, which the library gives CUDA streams.
+
+    Args:
+        target (`PreTrainedModel`): whose layers update the cache.
+        what (`str`): what asks for it.
+    """
+    if not runs_on_cuda(target):
+        device = device_of(target) or target.device
+        raise ValueError(
+            f"{what} asks for a cache that is kept on the host and brought to a CUDA device layer by layer, but "
+            f"{type(target).__name__} is on {device.type!r}: leave `cache_implementation` unset, or pass a cache that "
+            "is not offloaded."
+        )
+
+
+def runs_on_cuda(target: PreTrainedModel) -> bool:
+    """Whether its layers may run on a CUDA device; weights that are offloaded or sharded may go there to be used."""
+    devices = {weight.device.type for weight in target.parameters()}
+    return torch.cuda.is_available() and (devices != {"cpu"} or is_sharded(target))
 
 
 def check_target(target: PreTrainedModel, generation_config: GenerationConfig) -> None:
@@ -128,12 +152,15 @@ def check_inputs(
             "The prompt has no tokens, so there is nothing to continue: pass at least one, the model's "
             "beginning-of-text token for instance."
         )
-    held = model_kwargs.get(CACHE_NAME)
+    held: Any = model_kwargs.get(CACHE_NAME)
     cache.check(held)
+    if held.offloading:
+        _check_offloading(target, f"`{type(held).__name__}(offloading=True)`")
     _check_room(target, held, input_ids, generation_config, model_kwargs)
     attention.check_padding(TreeSettings.read(generation_config).attention_route, model_kwargs.get("attention_mask"))
     embedded = embeds.shape[1] if embeds is not None and input_ids.shape[1] == 0 else 0
-    positions.check_length(target, generation_config.max_length + embedded)
+    budget = TreeSettings.read(generation_config).budget_on(target.device.type)
+    positions.check_length(target, generation_config.max_length + embedded, budget)
 
 
 def _check_room(

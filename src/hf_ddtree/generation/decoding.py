@@ -20,6 +20,7 @@ from hf_ddtree.compat import (
 )
 from hf_ddtree.configuration import TreeSettings
 from hf_ddtree.drafters import device_of
+from hf_ddtree.generation import positions
 from hf_ddtree.generation.acceptance import GreedyWalk, LazyWalk, Walk
 from hf_ddtree.generation.candidate_generator import DDTreeCandidateGenerator
 from hf_ddtree.generation.collection import OutputCollector
@@ -102,6 +103,7 @@ class _Session:
         self.verify = TreeVerifier(model, self.taps, route)
         self.collector = OutputCollector(generation_config, text_config(model))
         self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
+        self.last_position = positions.last_position(model)
         self.timer = StageTimer(device)
         self.floor = floor_of(model, drafter)
         # Made by the prefill: what the drafter has read depends on the cache, which only then is whole.
@@ -207,6 +209,8 @@ class _Session:
         room = self.config.max_length - length
         candidates = self.candidates
         depth = min(candidates.draft_depth, room - 1)
+        if self.last_position is not None:
+            depth = min(depth, self.last_position - int(self.model_kwargs["position_ids"][..., -1].max()))
         if depth < 1 or self.budget == 0:
             if self.ranks.synced:
                 self._idle_pass(anchor)

@@ -40,7 +40,8 @@ class SpeculationStats:
             there are recurrent layers `"gated delta rule"` or, slower, `"paths"`. A layer that mixes both ways
             counts twice.
         attention_routes (`dict[str, int]`): how often a layer attended to a tree by each route: `"kernel"`, `"packed"`
-            (grouped SDPA), `"sdpa"` or `"eager"`, with the reason in parentheses where the kernel did not serve.
+            (grouped SDPA), `"sdpa"` or `"eager"`, with the reason in parentheses where the kernel did not serve;
+            `"gated delta rule kernel"` likewise.
         trees (`list[VerifiedTree]`, *optional*): each round's tree, where `output_trees` asks for it.
     """
 

@@ -23,22 +23,43 @@ def check(target: PreTrainedModel) -> None:
         raise ValueError(f"{name} uses dynamic RoPE, whose frequencies follow the longest position. {remedy}")
     if getattr(config, "alibi", False):
         raise ValueError(f"{name} uses ALiBi, whose biases follow slots of the cache, not positions. {remedy}")
-    if getattr(config, "attn_temperature_tuning", False):
+
+
+def check_length(target: PreTrainedModel, length: int, budget: int) -> None:
+    """Raises `ValueError` if a sequence, or a tree after it, reaches a length at which attention or RoPE changes.
+
+    Past longrope's switch of frequencies the library reads the whole sequence anew with others, which a tree's forward
+    cannot do, and it takes the nodes of a large tree for so many tokens. Attention temperature grows in steps with the
+    slots of the cache, which differ from a node's depth.
+
+    Args:
+        target (`PreTrainedModel`): the model that will verify.
+        length (`int`): tokens of the sequence at most.
+        budget (`int`): nodes of a tree at most, the root not counted.
+    """
+    config, name = text_config(target), type(target).__name__
+    remedy = "lower `max_new_tokens` or `budget`, or generate without `assistant_model`."
+    for settings in rope_settings(config):
+        boundary = settings.get("original_max_position_embeddings")
+        if settings.get("rope_type") == "longrope" and boundary is not None and max(length, budget + 1) > boundary:
+            raise ValueError(
+                f"{name} uses longrope, whose frequencies switch after {boundary} tokens, but up to {length} are "
+                f"asked for, and trees of {budget + 1} nodes: {remedy}"
+            )
+    step = getattr(config, "floor_scale", 0)
+    if getattr(config, "attn_temperature_tuning", False) and length + budget + 1 >= step:
         raise ValueError(
-            f"{name} scales attention by the cache's length (`attn_temperature_tuning`), which differs from a node's "
-            f"depth. {remedy}"
+            f"{name} scales attention by the cache's length from {step} tokens on (`attn_temperature_tuning`), which "
+            f"differs from a node's depth; up to {length} tokens are asked for, and trees of {budget + 1} nodes: "
+            f"{remedy}"
         )
 
 
-def check_length(target: PreTrainedModel, length: int) -> None:
-    """Raises `ValueError` if a sequence of `length` tokens would cross longrope's switch of frequencies.
+def last_position(target: PreTrainedModel) -> int | None:
+    """The last position that the model has an embedding for, or `None` if it computes embeddings for any.
 
-    There the library reads the whole sequence anew with other frequencies, which a tree's forward cannot do.
+    Plain decoding may end before that table does, while the nodes of a tree lie beyond.
     """
-    for settings in rope_settings(text_config(target)):
-        boundary = settings.get("original_max_position_embeddings")
-        if settings.get("rope_type") == "longrope" and boundary is not None and length > boundary:
-            raise ValueError(
-                f"{type(target).__name__} uses longrope, whose frequencies switch after {boundary} tokens, but up to "
-                f"{length} are asked for: lower `max_new_tokens`, or generate without `assistant_model`."
-            )
+    config = text_config(target)
+    length = getattr(config, "max_position_embeddings", None)
+    return None if length is None or any(rope_settings(config)) else length - 1

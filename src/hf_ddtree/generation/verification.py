@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 
 from hf_ddtree.attention import AttentionSwitch
 from hf_ddtree.cache import mixers
+from hf_ddtree.compat import layers_reading_shared_rows
 from hf_ddtree.linear_attention import RecurrentSwitch
 from hf_ddtree.round import MixerKind, TapCollector, TreeRound
 from hf_ddtree.tree import DraftTree
@@ -74,7 +75,8 @@ class TreeVerifier:
 
     def routes(self, cache: Cache) -> dict[str, int]:
         """How many layers read trees by each route, given the target's cache after its prefill."""
-        attention = sum(kind is MixerKind.ATTENTION for _, kind in mixers(cache))
+        keeping = {index for index, kind in mixers(cache) if kind is MixerKind.ATTENTION}
+        attention = len(keeping | layers_reading_shared_rows(self.target))
         return {**({MixerKind.ATTENTION.value: attention} if attention else {}), **self.recurrent.routes}
 
     def inputs(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class DDTreeConfig(GenerationConfig):
         attention_route (`str`, *optional*):
             What attends over a tree. `"auto"`, the default, takes the Triton kernel in each layer that it serves (fp16
             or bf16, on a CUDA or ROCm device) and PyTorch's attention in the others; `"kernel"` raises where the
-            kernel does not serve a layer; `"torch"` never takes it. `speculation.attention_routes` says which it was.
+            kernel does not serve a layer; `"torch"` never takes it. The gated delta rule of recurrent layers has a
+            kernel too, under the same setting. `speculation.attention_routes` says which it was.
         kwargs: fields of [`~transformers.GenerationConfig`].
 
     Raises:

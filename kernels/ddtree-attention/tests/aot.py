@@ -18,13 +18,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ddtree_attention.delta import MAX_REGISTERS, PAIR_STEP, STAGES, STATE_STEP, TILE, WARPS, value_block
+from ddtree_attention.delta_kernels import delta_forward, delta_products
 from ddtree_attention.kernels import tree_attention_forward, tree_attention_merge
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 _TENSORS = ("Query", "Key", "Value", "Depths", "SubtreeEnds", "Ancestors", "Start", "Prefix", "Nodes")
 _FLOATS = ("scale", "softcap")
-_POINTERS = {"bf16": "*bf16", "fp16": "*fp16"}
+_POINTERS = {"bf16": "*bf16", "fp16": "*fp16", "fp32": "*fp32"}
+_DELTA = dict.fromkeys(("Query", "Key", "Sums", "State", "System", "Reads", "Corrections"), "*fp32")
 
 
 def target_of(architecture: str) -> GPUTarget:
@@ -38,11 +41,13 @@ def signature(function: Any, constants: dict[str, Any], dtype: str) -> dict[str,
     for name in function.arg_names:
         if name in constants:
             kinds[name] = "constexpr"
+        elif "System" in function.arg_names and name in _DELTA:
+            kinds[name] = _DELTA[name]
         elif name in ("Partial", "LogSum"):
             kinds[name] = "*fp32"
         elif name == "Output":
             kinds[name] = "*fp32" if constants.get("PARTIAL") else _POINTERS[dtype]
-        elif name in ("Query", "Key", "Value", "Sinks"):
+        elif name in ("Query", "Key", "Value", "Sinks", "Beta"):
             kinds[name] = _POINTERS[dtype]
         elif name in _TENSORS:
             kinds[name] = "*i32"
@@ -123,6 +128,14 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             BLOCK_ROWS=case["block_rows"], HAS_SINKS=case.get("sinks", False),
         )  # fmt: skip
         kernel = compile_one(tree_attention_merge, architecture, constants, dtype, num_warps=4)
+    elif case.get("kernel") in ("products", "delta"):
+        constants = dict(KEY_HEADS=16, GROUP=2, KEY_DIM=case["key_dim"], TILE=TILE, KEY_STEP=PAIR_STEP)
+        function, options = delta_products, dict(num_warps=WARPS, num_stages=STAGES)
+        if case["kernel"] == "delta":
+            value_dim, function = case["value_dim"], delta_forward
+            options |= {} if architecture.startswith("gfx") else {"maxnreg": MAX_REGISTERS}
+            constants |= dict(KEY_STEP=STATE_STEP, VALUE_DIM=value_dim, BLOCK_V=value_block(value_dim), STAGES=STAGES)
+        kernel = compile_one(function, architecture, constants, dtype, **options)
     else:
         options = dict(num_warps=case["warps"], num_stages=case["stages"])
         if case.get("max_registers"):

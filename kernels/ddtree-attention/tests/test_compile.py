@@ -52,6 +52,18 @@ def merges(architecture: str) -> list[dict[str, Any]]:
     ]
 
 
+def deltas(
+    architecture: str, dims: list[tuple[int, int]], dtypes: tuple[str, ...] = ("bf16",)
+) -> list[dict[str, Any]]:
+    """The gated delta rule's two kernels, with head dimensions of keys and values."""
+    return [
+        dict(kernel=kernel, architecture=architecture, key_dim=key_dim, value_dim=value_dim, dtype=dtype)
+        for key_dim, value_dim in dims
+        for dtype in dtypes
+        for kernel in ("products", "delta")
+    ]
+
+
 def compiled(wanted: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """Each case with what its machine code holds; compiled in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -70,7 +82,7 @@ def faults(found: list[dict[str, Any]]) -> list[str]:
         bad = {name: kernel[name] for name in ("spills",) if kernel[name]}
         if kernel["shared"] > SHARED[kernel["architecture"]]:
             bad["shared"] = kernel["shared"]
-        if kernel.get("kernel") != "merge":
+        if "kernel" not in kernel:
             if not kernel["tensor_core"]:
                 bad["tensor_core"] = 0
             if kernel["architecture"].startswith("sm_") and not kernel["async_copies"]:
@@ -101,6 +113,25 @@ def test_one_configuration_of_each_architecture(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", list(SERVED_BY))
 def test_every_configuration(architecture: str, size: int, tmp_path: Path) -> None:
     assert not faults(compiled(cases(architecture, size, list(FEATURES)), tmp_path))
+
+
+def check_deltas(found: list[dict[str, Any]]) -> None:
+    assert not faults(found)
+    for kernel in found:
+        # Products in fp32 run on AMD's matrix cores and on NVIDIA's ordinary ones.
+        assert bool(kernel["tensor_core"]) == kernel["architecture"].startswith("gfx"), kernel
+
+
+def test_the_delta_rule_on_each_architecture(tmp_path: Path) -> None:
+    architectures = ("sm_80", "sm_90", "sm_100", "gfx942")
+    check_deltas(compiled([case for name in architectures for case in deltas(name, [(128, 128)])], tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", list(SERVED_BY))
+def test_every_delta_rule(architecture: str, tmp_path: Path) -> None:
+    dims = [(64, 64), (128, 128), (256, 256), (16, 16), (96, 192), (80, 40)]
+    check_deltas(compiled(deltas(architecture, dims, ("bf16", "fp32")), tmp_path))
 
 
 @pytest.mark.slow

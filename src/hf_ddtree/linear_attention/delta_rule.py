@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ddtree_attention import tree_delta_rule
+
 
 def tree_gated_delta_rule(
     query: torch.Tensor,
@@ -15,6 +17,7 @@ def tree_gated_delta_rule(
     state: torch.Tensor,
     visible: torch.Tensor,
     normalise: bool = True,
+    subtree_ends: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, "PendingDelta"]:
     r"""
     What the recurrence of Gated DeltaNet (hf.co/papers/2412.06464, equation 10) gives at each node of a tree.
@@ -39,6 +42,8 @@ def tree_gated_delta_rule(
         state (`torch.Tensor` of shape `(batch, value_heads, key_dim, value_dim)`): before the root; only read.
         visible (`torch.BoolTensor` of shape `(nodes, nodes)`): whether the column is the row or its ancestor.
         normalise (`bool`): whether queries and keys are brought to length 1 first.
+        subtree_ends (`torch.Tensor` of shape `(nodes,)`, *optional*):
+            one past the last node of each node's subtree: given, the Triton kernel solves the system.
 
     Returns:
         The output of shape `(batch, nodes, value_heads, value_dim)` in the query's dtype, and what a commit needs.
@@ -53,14 +58,19 @@ def tree_gated_delta_rule(
     if normalise:
         q, k = (t * torch.rsqrt((t * t).sum(-1, keepdim=True) + 1e-6) for t in (q, k))
     q = q * key_dim**-0.5
-    before = state.unflatten(1, (key_heads, groups)).to(dtype)
     visible = visible.to(q.device)
 
     # A decay below the smallest number is no decay to sum up: it would drown the small ones after it.
     decay = decay.clamp_min(math.log(torch.finfo(dtype).tiny))
     sums = decay @ visible.to(dtype).T
+    if subtree_ends is not None:
+        output, u = tree_delta_rule(
+            q.squeeze(2), k.squeeze(2), value, beta, sums.flatten(1, 2), state, subtree_ends.to(q.device)
+        )
+        return output, PendingDelta(k, u.unflatten(1, (key_heads, groups)), sums)
     # Above the diagonal and between branches the differences may be large and positive, so they go before the exp.
     between = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).masked_fill(~visible, float("-inf")).exp()
+    before = state.unflatten(1, (key_heads, groups)).to(dtype)
     # One pass over the state, which is by far the largest operand, for the reads of both.
     reads = torch.cat([k, q], dim=-2) @ before
     read_k, read_q = (reads * sums.exp().repeat(1, 1, 1, 2).unsqueeze(-1)).split(nodes, dim=-2)

@@ -10,6 +10,7 @@ import torch
 
 from hf_ddtree.linear_attention.convolution import tree_convolution
 from hf_ddtree.linear_attention.delta_rule import PendingDelta, tree_gated_delta_rule
+from hf_ddtree.linear_attention.kernel import takes_kernel
 from hf_ddtree.round import CURRENT_ROUND, TreeRound
 
 
@@ -36,8 +37,9 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[torch.Tensor, PendingDelta]:
+    ends = tree.subtree_ends if takes_kernel(tree, key, value, initial_state) else None
     return tree_gated_delta_rule(
-        query, key, value, g, beta, initial_state, tree.visible, normalise=use_qk_l2norm_in_kernel
+        query, key, value, g, beta, initial_state, tree.visible, use_qk_l2norm_in_kernel, subtree_ends=ends
     )
 
 

@@ -19,7 +19,7 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernel serves no tensors of a device and dtype, in a few words, or `None` if it serves some."""
     if dtype not in DTYPES:
         return f"{str(dtype).removeprefix('torch.')} states"
-    return _unsupported_device(device)
+    return unavailable_device(device)
 
 
 def unsupported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
@@ -44,7 +44,7 @@ def unsupported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> 
 
 @torch.compiler.assume_constant_result
 @functools.cache
-def _unsupported_device(device: torch.device) -> str | None:
+def unavailable_device(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "an installation without Triton"
     if device.type == "cpu":

@@ -42,7 +42,7 @@ def test_metadata():
     metadata = importlib.metadata.metadata("hf_ddtree")
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra")) == {"bench", "space", "test", "dev", "docs"}
+    assert set(metadata.get_all("Provides-Extra")) == {"fast", "bench", "space", "test", "dev", "docs"}
     runtime = {"transformers", "torch", "accelerate", "safetensors", "huggingface-hub", "numpy"}
     assert requirement_names(extra=None) == runtime
 

@@ -82,6 +82,7 @@ __all__ = [
     "decoder_layers",
     "expand_mask_function",
     "extend_model_kwargs",
+    "has_adapters",
     "has_unfinished_sequences",
     "is_dflash_drafter",
     "is_stateful",
@@ -149,6 +150,11 @@ def unserved_parallelism(model: PreTrainedModel) -> str | None:
     if (getattr(distributed, "pp_size", None) or 1) > 1:
         return "pp_size"
     return "enable_sequence_parallel" if getattr(distributed, "enable_sequence_parallel", False) else None
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    """Whether PEFT has put layers of its own into the model; tells without importing it."""
+    return any(type(module).__module__.startswith("peft.tuners.") for module in model.modules())
 
 
 def is_user_defined(cache: Any) -> bool:

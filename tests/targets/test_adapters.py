@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import hf_ddtree
 from hf_ddtree import DDTreeConfig
@@ -151,3 +152,15 @@ def test_an_adapter_that_counts_from_the_prompt_s_end_is_refused() -> None:
     config = DDTreeConfig(max_new_tokens=NEW, do_sample=False)
     with pytest.raises(ValueError, match="gives the nodes of a draft tree other logits"):
         model.generate(input_ids=ids, assistant_model=make_drafter(target), generation_config=config)
+
+
+def test_an_adapter_named_for_the_row() -> None:
+    """`adapter_names` has an entry for each row of the batch, which the self-test's forwards must not outnumber."""
+    ids, target = prompt(), make_target("qwen3")
+    model = adapted(target, **KINDS["all linear"]).eval()
+    call = dict(input_ids=ids, adapter_names=["default"])
+    expected = model.generate(**call, generation_config=GenerationConfig(max_new_tokens=NEW, do_sample=False))
+    config = DDTreeConfig(max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(
+        model.generate(**call, assistant_model=make_drafter(target), generation_config=config), expected
+    )

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_ddtree.cache import DDTreeCache, begin
-from hf_ddtree.compat import CACHE_NAME, text_config
+from hf_ddtree.compat import CACHE_NAME, has_adapters, text_config
 from hf_ddtree.generation.verification import TreeVerifier
 from hf_ddtree.round import TreeRound
 from hf_ddtree.tree import DraftTree
@@ -26,6 +26,8 @@ class TrialForwards:
 
     def __init__(self, target: PreTrainedModel, device: torch.device, prefix_length: int, through_hooks: bool):
         self.target, self.device, self.prefix_length = target, device, prefix_length
+        # Adapters may hold something for each row of the batch that `generate` was called with, which is one.
+        self.rows_at_once = 1 if has_adapters(target) else None
         self.forward: Callable[..., Any] = target if through_hooks else functools.partial(type(target).forward, target)
 
     def tree(
@@ -41,10 +43,14 @@ class TrialForwards:
 
     def in_a_row(self, rows: torch.Tensor) -> torch.Tensor:
         """`(rows, tokens, vocab_size)` logits of the tokens after the prefix, all read at once."""
-        return self._plain(rows, self._cache(), 0)[:, self.prefix_length :]
+        parts = rows.split(self.rows_at_once or len(rows))
+        return torch.cat([self._plain(part, self._cache(), 0)[:, self.prefix_length :] for part in parts])
 
     def token_by_token(self, rows: torch.Tensor) -> torch.Tensor:
         """The same, one token after the other, as plain decoding computes them."""
+        return torch.cat([self._stepped(part) for part in rows.split(self.rows_at_once or len(rows))])
+
+    def _stepped(self, rows: torch.Tensor) -> torch.Tensor:
         cache = self._cache()
         self._plain(rows[:, : self.prefix_length], cache, 0)
         steps = range(self.prefix_length, rows.shape[1])

@@ -1,5 +1,6 @@
 """Tiny random pairs of target and drafter, one for each kind of attention layer, and running them side by side."""
 
+import threading
 from typing import Any
 
 import torch
@@ -88,6 +89,25 @@ def tree(target: Any, drafter: Any, ids: torch.Tensor, seed: int = 5, budget: in
     torch.manual_seed(seed)
     arguments = _split(DDTreeConfig, {"budget": budget, **kwargs})
     return target.generate(ids, assistant_model=drafter, **arguments)
+
+
+def check_threads(target: Any, drafter: Any, new: int) -> None:
+    """Three threads on one model, one of them without a drafter, each give the text of their own prompt."""
+    expected = [plain(target, prompt(seed=seed), max_new_tokens=new) for seed in range(3)]
+    outputs: list[Any] = [None] * 3
+
+    def run(seed: int) -> None:
+        if seed:
+            outputs[seed] = tree(target, drafter, prompt(seed=seed), max_new_tokens=new)
+        else:
+            outputs[seed] = target.generate(prompt(seed=seed), max_new_tokens=new)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(map(torch.equal, outputs, expected))
 
 
 _CALL_ARGUMENTS = (

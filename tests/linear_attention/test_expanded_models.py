@@ -1,6 +1,5 @@
 """Families whose recurrent layers read a tree path by path: nodes, committed states, whole generates."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from linear_attention.expanded import (
     tokens,
 )
 from models.sequence import Sequence
-from pairs import VOCABULARY, make_drafter, plain, prompt, tree
+from pairs import VOCABULARY, check_threads, make_drafter, plain, prompt, tree
 
 NEW = 24
 
@@ -170,21 +169,7 @@ def test_an_interrupt_in_a_mixer_leaves_the_committed_states() -> None:
 def test_threads_on_one_model() -> None:
     target = make_expanded("bamba")
     drafter = drafter_for(target)
-    expected = [plain(target, prompt(seed=seed), max_new_tokens=NEW) for seed in range(3)]
-    outputs: list[Any] = [None] * 3
-
-    def run(seed: int) -> None:
-        if seed:
-            outputs[seed] = tree(target, drafter, prompt(seed=seed), max_new_tokens=NEW)
-        else:
-            outputs[seed] = target.generate(prompt(seed=seed), max_new_tokens=NEW)
-
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(map(torch.equal, outputs, expected))
+    check_threads(target, drafter, NEW)
     assert all(counts == (0, 0) for counts in hooks_of(target).values())
 
 

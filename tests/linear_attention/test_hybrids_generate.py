@@ -1,6 +1,5 @@
 """Hybrids with Gated DeltaNet layers: whole generates give the text of plain decoding."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hf_ddtree import DDTreeCache
 from hf_ddtree.cache.recurrent import TreeRecurrentLayer
 from hf_ddtree.compat import CACHE_NAME
 from linear_attention.hybrids import make_hybrid
-from pairs import make_drafter, plain, prompt, tree
+from pairs import check_threads, make_drafter, plain, prompt, tree
 
 NEW = 40
 
@@ -153,18 +152,4 @@ def test_a_failed_prefill_leaves_a_continued_caches_states(kind: Any, monkeypatc
 def test_two_threads_on_one_model() -> None:
     target = make_hybrid()
     drafter = make_drafter(target)
-    expected = [plain(target, prompt(seed=seed), max_new_tokens=NEW) for seed in range(3)]
-    outputs: list[Any] = [None] * 3
-
-    def run(seed: int) -> None:
-        if seed:
-            outputs[seed] = tree(target, drafter, prompt(seed=seed), max_new_tokens=NEW)
-        else:
-            outputs[seed] = target.generate(prompt(seed=seed), max_new_tokens=NEW)
-
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(map(torch.equal, outputs, expected))
+    check_threads(target, drafter, NEW)

@@ -34,7 +34,8 @@ def check_target_verifies_trees(target: PreTrainedModel, verifier: TreeVerifier,
 
     It catches models that take their positions or windows from slots of the cache, compute attention outside of
     Transformers' attention interface, or prepare their inputs in a way that a tree does not survive. Three forwards of
-    29 tokens together; seven of 30 where layers are recurrent, whose states are followed along an accepted path too.
+    29 tokens together; seven of 30 where layers are recurrent, whose states are followed along an accepted path too;
+    somewhat more where adapters have the two branches read one after the other.
     Only if these differ, others tell how much plain decoding itself differs, and whether other tokens differ as well.
 
     Args:

@@ -32,6 +32,7 @@ def seconds(run: Callable[[], torch.Tensor]) -> float:
     return time.perf_counter() - start
 
 
+@torch.no_grad()
 def compare(layer: Layer, repeats: int) -> list[list[float]]:
     """Milliseconds of the library's path and of the packed one, called in turn, from the least to the most."""
     ways = layer.library(), layer.packed()

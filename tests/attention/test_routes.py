@@ -11,6 +11,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from attention.trees import Problem, random_problem, round_of
+from hf_ddtree import products
 from hf_ddtree.attention import ddtree_attention
 from hf_ddtree.attention.naive import naive_tree_attention
 from hf_ddtree.attention.packed import packed_sdpa
@@ -67,6 +68,28 @@ def test_packed(size: tuple[int, int, int], groups: int) -> None:
     assert output.is_contiguous()
     assert output.shape == (1, nodes, groups * 2, 8)
     assert torch.allclose(output, naive(problem), atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("masking", ["additive", "boolean", "none"])
+def test_packed_by_products(
+    size: tuple[int, int, int], groups: int, masking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large trees in fp32, head by head; here small ones, that any size takes that way."""
+    nodes, prefix, padding = size
+    problem = random_problem(nodes, prefix, seed=nodes, groups=groups, padding=padding)
+    asked: list[int] = []
+    monkeypatch.setattr(products, "pays", lambda rows, inner, columns: asked.append(rows) or True)
+    mask = {"additive": problem.additive.float(), "boolean": problem.visible, "none": None}[masking]
+    states = [states.float() for states in (problem.query, problem.key, problem.value)]
+    with torch.no_grad():
+        output = packed_sdpa(*states, mask, SCALING, round_of(problem.tree))
+    assert asked == [groups * nodes]
+    visible = torch.ones_like(problem.visible) if mask is None else problem.visible
+    expected = naive_tree_attention(problem.query, problem.key, problem.value, visible, SCALING)
+    assert torch.allclose(output.double(), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])

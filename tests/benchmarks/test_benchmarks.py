@@ -86,3 +86,15 @@ def test_gpu_caches(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
         "offloaded_static cache",
     ]
     assert all("identical" in line for line in shown[1:3])
+
+
+def test_cpu_linear(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    linear = script("cpu_linear")
+    tiny = linear.model(hidden=72, blocks=1, vocabulary=64)
+    monkeypatch.setattr(linear, "SHAPES", [(24, 16)])
+    monkeypatch.setattr(linear, "model", lambda: tiny)
+    assert linear.main(["--repeats", "2", "--rows", "1", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [
+        "24 x 16, 1 rows", "24 x 16, 3 rows", "forward, 1 rows", "forward, 3 rows",
+    ]  # fmt: skip

@@ -37,6 +37,7 @@ from hf_ddtree.generation.output import (
 from hf_ddtree.generation.ranks import Ranks
 from hf_ddtree.generation.self_test import check_target_verifies_trees
 from hf_ddtree.generation.verification import TreeVerifier
+from hf_ddtree.linear_layers import fast_linear_layers
 from hf_ddtree.round import TapCollector
 from hf_ddtree.tree import DraftTree
 
@@ -70,7 +71,7 @@ def ddtree_decoding(
         ValueError: before the first forward, for inputs that tree decoding does not serve.
     """
     check_inputs(model, input_ids, generation_config, model_kwargs)
-    with torch.no_grad():
+    with torch.no_grad(), fast_linear_layers(model, assistant_model):
         ranks = Ranks(model, synced_gpus, input_ids.device)
         walk = _walk(logits_processor, stopping_criteria, generation_config, streamer)
         return _Session(model, assistant_model, ranks, walk, generation_config, model_kwargs).run(input_ids)

@@ -1,0 +1,78 @@
+"""The linear layers of a model, computed by oneDNN for the length of a generate where that is faster."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+
+import torch
+from torch import nn
+
+from hf_ddtree import products
+
+_INSIDE: ContextVar[bool] = ContextVar("ddtree_fast_linear_layers", default=False)
+_lock = threading.Lock()
+# A layer's id -> how many generates hold it.
+_held: dict[int, int] = {}
+
+
+@contextmanager
+def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
+    """Inside, this thread's forwards compute the models' plain fp32 linear layers on the CPU by the faster library.
+
+    Layers of another kind, dtype or device, quantised, sharded, adapted or hooked into by their `forward`, stay as
+    they are. Other threads are unchanged, and nothing stays on a module afterwards.
+
+    Args:
+        models (`nn.Module`): whose layers to serve.
+    """
+    layers = [] if not products.available() else [layer for model in models for layer in _plain_layers(model)]
+    token = _INSIDE.set(True)
+    taken = []
+    try:
+        for layer in layers:
+            with _lock:
+                _held[id(layer)] = _held.get(id(layer), 0) + 1
+                taken.append(layer)
+                layer.__dict__["forward"] = partial(_forward, layer)
+        yield
+    finally:
+        for layer in taken:
+            with _lock:
+                _held[id(layer)] -= 1
+                if _held[id(layer)] == 0:
+                    del _held[id(layer)], layer.__dict__["forward"]
+        _INSIDE.reset(token)
+
+
+def _plain_layers(model: nn.Module) -> list[nn.Linear]:
+    """Layers whose arithmetic is `nn.Linear`'s own, over a whole fp32 weight on the CPU."""
+    return [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear
+        and ("forward" not in module.__dict__ or id(module) in _held)
+        and _is_plain(module.weight)
+        and (module.bias is None or _is_plain(module.bias))
+    ]
+
+
+def _is_plain(weight: torch.Tensor) -> bool:
+    return type(weight) is nn.Parameter and weight.dtype is torch.float32 and weight.device.type == "cpu"
+
+
+def _forward(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    weight = layer.weight
+    if not torch.compiler.is_compiling() and _INSIDE.get() and _serves(input, weight):
+        return products.linear(input, weight, layer.bias)
+    return nn.Linear.forward(layer, input)
+
+
+def _serves(states: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the product is plain fp32 and large enough; a weight that is gathered for a forward may be gone here."""
+    if type(states) is not torch.Tensor or states.dtype is not torch.float32 or not _is_plain(weight):
+        return False
+    if weight.dim() != 2 or states.shape[-1] != weight.shape[1] or torch.is_grad_enabled():
+        return False
+    return products.pays(states.numel() // weight.shape[1], weight.shape[1], weight.shape[0])

@@ -1,0 +1,62 @@
+"""fp32 products on a CPU: by oneDNN where it is faster than the BLAS that PyTorch's own operators call."""
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+#: oneDNN takes this much less time where PyTorch's MKL leaves AVX-512 unused, as on AMD's CPUs: half. Less of a gain
+#: is not worth another order of summation.
+WORTHWHILE = 0.8
+
+#: Multiplications below which the call itself costs what the product saves.
+SMALLEST = 1 << 22
+
+_ROWS, _INNER, _COLUMNS, _TRIALS = 64, 512, 1024, 8
+
+
+def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """What [`torch.nn.functional.linear`] gives, by oneDNN; without a gradient.
+
+    Args:
+        states (`torch.Tensor` of shape `(..., inner)`): fp32, on the CPU.
+        weight (`torch.Tensor` of shape `(columns, inner)`): fp32, of any strides.
+        bias (`torch.Tensor` of shape `(columns,)`, *optional*): fp32.
+    """
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(states, weight, bias, "none", [], "")
+    return result
+
+
+def pays(rows: int, inner: int, columns: int) -> bool:
+    """Whether a product of `(rows, inner)` and `(inner, columns)` is worth taking from PyTorch's operators."""
+    return rows * inner * columns >= SMALLEST and available() and is_faster()
+
+
+def available() -> bool:
+    """Whether this PyTorch has oneDNN, and `torch.backends.mkldnn.flags(enabled=False)` has not turned it off."""
+    return torch.backends.mkldnn.is_available() and bool(torch._C._get_mkldnn_enabled())
+
+
+@lru_cache(maxsize=1)
+def is_faster() -> bool:
+    """Whether oneDNN takes [`WORTHWHILE`] of the time; measured once a process, in a few milliseconds."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    states, weight = torch.zeros(_ROWS, _INNER), torch.zeros(_COLUMNS, _INNER)
+    with torch.no_grad():
+        usual, other = _fastest(F.linear, linear, (states, weight))
+    return other < WORTHWHILE * usual
+
+
+def _fastest(usual: Callable[..., Any], other: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[float, float]:
+    """Seconds of the fastest call of each, called in turn, so that a busy machine slows both."""
+    seconds = {usual: float("inf"), other: float("inf")}
+    for _ in range(_TRIALS):
+        for function in seconds:
+            started = time.perf_counter()
+            function(*arguments)
+            seconds[function] = min(seconds[function], time.perf_counter() - started)
+    return seconds[usual], seconds[other]

@@ -2,8 +2,9 @@
 
     python benchmarks/cpu_linear.py
 
-In fp32. Calls alternate, so that what else the machine does falls on both. The model has SmolLM2-135M's shape and
-random weights. A line ends with the route that a generate of this package takes there.
+In fp32. Calls alternate, so that what else the machine does falls on both. A layer is one of as many as no cache
+holds, as in a model. The model has SmolLM2-135M's shape and random weights. A line ends with the route that a generate
+of this package takes there.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from hf_ddtree.linear_layers import fast_linear_layers
 #: inner and output width of SmolLM2-135M's layers, and of layers of a larger model.
 SHAPES = [(576, 192), (576, 576), (576, 1536), (1536, 576), (576, 49152), (2048, 2048)]
 ROWS = [1, 8, 16, 32, 64, 128]
+BEYOND_CACHES = 64 << 20
 
 
 def medians(ways: list[Callable[[], Any]], repeats: int) -> list[float]:
@@ -37,11 +39,14 @@ def medians(ways: list[Callable[[], Any]], repeats: int) -> list[float]:
 
 def layers(rows: list[int], repeats: int) -> Iterator[str]:
     for inner, columns in SHAPES:
-        weight = torch.randn(columns, inner)
+        weights = torch.randn(BEYOND_CACHES // (4 * inner * columns) + 1, columns, inner)
         for count in rows:
             states = torch.randn(1, count, inner)
-            ways = [lambda s=states, w=weight, f=f: f(s, w) for f in (F.linear, products.linear)]
-            usual, other = medians(ways, repeats)
+            ways = [
+                lambda f=f, states=states, weights=weights: [f(states, weight) for weight in weights]
+                for f in (F.linear, products.linear)
+            ]
+            usual, other = (milliseconds / len(weights) for milliseconds in medians(ways, repeats))
             taken = "oneDNN" if products.pays(count, inner, columns) else "PyTorch"
             yield f"{inner} x {columns}, {count} rows: {usual:.3f}, oneDNN {other:.3f}: {usual / other:.2f}x, {taken}"
 

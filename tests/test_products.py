@@ -42,8 +42,9 @@ def test_small_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "is_faster", lambda: True)
     monkeypatch.setattr(products, "available", lambda: True)
     assert products.pays(64, 576, 1536)
-    assert products.pays(1, 576, 49152)
-    assert not products.pays(1, 576, 1536)
+    assert products.pays(1, 576, 576)
+    assert products.pays(128, 160, 480)
+    assert not products.pays(1, 576, 192)
     assert not products.pays(16, 160, 160)
 
 

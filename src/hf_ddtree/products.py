@@ -12,8 +12,9 @@ import torch.nn.functional as F
 #: is not worth another order of summation.
 WORTHWHILE = 0.8
 
-#: Multiplications below which the call itself costs what the product saves.
-SMALLEST = 1 << 22
+#: Multiplications and weights below which the call itself costs what it saves: one row of a small weight, which the
+#: caches may still hold.
+LEAST_PRODUCT, LEAST_WEIGHT = 1 << 22, 1 << 18
 
 _ROWS, _INNER, _COLUMNS, _TRIALS = 64, 512, 1024, 8
 
@@ -32,7 +33,8 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 def pays(rows: int, inner: int, columns: int) -> bool:
     """Whether a product of `(rows, inner)` and `(inner, columns)` is worth taking from PyTorch's operators."""
-    return rows * inner * columns >= SMALLEST and available() and is_faster()
+    weight = inner * columns
+    return (weight >= LEAST_WEIGHT or rows * weight >= LEAST_PRODUCT) and available() and is_faster()
 
 
 def available() -> bool:

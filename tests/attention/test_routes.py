@@ -81,6 +81,7 @@ def test_packed_by_products(
     nodes, prefix, padding = size
     problem = random_problem(nodes, prefix, seed=nodes, groups=groups, padding=padding)
     asked: list[int] = []
+    monkeypatch.setattr(products, "LEAST_PRODUCT", 0)
     monkeypatch.setattr(products, "pays", lambda rows, inner, columns: asked.append(rows) or True)
     mask = {"additive": problem.additive.float(), "boolean": problem.visible, "none": None}[masking]
     states = [states.float() for states in (problem.query, problem.key, problem.value)]

@@ -92,6 +92,7 @@ def test_cpu_linear(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     linear = script("cpu_linear")
     tiny = linear.model(hidden=72, blocks=1, vocabulary=64)
     monkeypatch.setattr(linear, "SHAPES", [(24, 16)])
+    monkeypatch.setattr(linear, "BEYOND_CACHES", 0)
     monkeypatch.setattr(linear, "model", lambda: tiny)
     assert linear.main(["--repeats", "2", "--rows", "1", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -1,0 +1,173 @@
+"""The package beside the paper's loop written out plainly, and beside the native chain, in one run on a CPU.
+
+    python benchmarks/reference_points.py --model TARGET --drafter DRAFTER --data prompts.jsonl --json points.json
+
+Greedy, fp32. Three questions, each with its own aim:
+
+1. Acceptance: at each budget, rounds emit what the paper's algorithm emits on the same marginals, round by round.
+2. Speed: at least 1.2 times the tokens/s of the paper's loop, at budget 63 behind a prompt of 2,000 tokens.
+3. Overhead: a round's time outside the forwards of target and drafter is at most 1.1 times the native chain's; and
+   `--tree` (such as auto) at least reaches the native chain's tokens/s.
+
+Runs alternate and start one method later each time; figures are medians. The exit code is 1 where an aim is missed.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+import paper_loop
+from hf_ddtree import DDTreeConfig
+from hf_ddtree.cli.pair import Pair, read_prompts
+
+FASTER, OVERHEAD = 1.2, 1.1
+
+
+class Clock:
+    """Seconds spent in the outermost calls of some modules."""
+
+    def __init__(self, *modules: torch.nn.Module):
+        self.modules = modules
+        self.seconds, self.calls, self._depth, self._started = 0.0, 0, 0, 0.0
+
+    @contextmanager
+    def running(self) -> Iterator["Clock"]:
+        handles = [module.register_forward_pre_hook(self._enter) for module in self.modules]
+        handles += [module.register_forward_hook(self._leave) for module in self.modules]
+        try:
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, *_: Any) -> None:
+        if self._depth == 0:
+            self._started = time.perf_counter()
+        self._depth += 1
+
+    def _leave(self, *_: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.perf_counter() - self._started
+            self.calls += 1
+
+
+def acceptance(pair: Pair, prompts: list[torch.Tensor], budgets: list[int], new: int) -> list[dict[str, Any]]:
+    """For each budget the mean acceptance length of both, and on how many prompts all rounds are the same."""
+    rows = []
+    for budget in budgets:
+        ours, theirs, same = [], [], 0
+        for ids in prompts:
+            config = settings(new, DDTreeConfig, budget=budget, return_dict_in_generate=True)
+            output = pair.target.generate(ids, assistant_model=pair.drafter, generation_config=config)
+            plain = paper_loop.generate(pair.target, pair.drafter, ids, budget, new)
+            lengths = output.speculation.acceptance_lengths
+            same += lengths == plain.acceptance_lengths and output.sequences[0].tolist() == plain.sequence
+            ours += lengths
+            theirs += plain.acceptance_lengths
+        means = statistics.mean(ours), statistics.mean(theirs)
+        rows.append({"budget": budget, "package": means[0], "paper": means[1], "same": same, "prompts": len(prompts)})
+    return rows
+
+
+def settings(new: int, kind: type[GenerationConfig] = GenerationConfig, **fields: Any) -> GenerationConfig:
+    return kind(max_new_tokens=new, min_new_tokens=None, do_sample=False, eos_token_id=None, pad_token_id=0, **fields)
+
+
+def ways(pair: Pair, ids: torch.Tensor, budget: int, tree: int | str, new: int) -> dict[str, Callable[[], Any]]:
+    """Each way to generate `new` tokens after `ids`."""
+    target, drafter = pair.target, pair.drafter
+
+    def run(config: GenerationConfig, **arguments: Any) -> Callable[[], Any]:
+        return lambda: target.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **arguments)
+
+    return {
+        "plain": run(settings(new)),
+        "paper's loop": lambda: paper_loop.generate(target, drafter, ids, budget, new),
+        f"tree {budget}": run(settings(new, DDTreeConfig, budget=budget), assistant_model=drafter),
+        f"tree {tree}": run(settings(new, DDTreeConfig, budget=tree), assistant_model=drafter),
+        "native chain": run(settings(new, speculation_type="dflash"), assistant_model=drafter),
+    }
+
+
+def measure(pair: Pair, runs: dict[str, Callable[[], Any]], new: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Medians of each way: tokens/s, and milliseconds of a target forward's round outside the forwards."""
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    head = pair.target.get_output_embeddings()
+    for repeat in range(repeats + 1):
+        names = list(runs)
+        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
+            forwards, rounds = Clock(pair.target, pair.drafter, head), Clock(pair.target)
+            with forwards.running(), rounds.running():
+                started = time.perf_counter()
+                runs[name]()
+                seconds = time.perf_counter() - started
+            if repeat:
+                outside = 1000 * (seconds - forwards.seconds) / max(rounds.calls - 1, 1)
+                measured[name].append((new / seconds, outside))
+    return {
+        name: {"tokens/s": statistics.median(rates), "outside ms": statistics.median(outsides)}
+        for name, (rates, outsides) in ((name, zip(*figures, strict=True)) for name, figures in measured.items())
+    }
+
+
+def aims(rows: list[dict[str, Any]], speeds: dict[str, dict[str, float]], budget: int, tree: int | str) -> list[str]:
+    """What is missed, in words."""
+    ours, loop, native = speeds[f"tree {budget}"], speeds["paper's loop"], speeds["native chain"]
+    missed = [f"budget {row['budget']}: rounds differ" for row in rows if row["same"] < row["prompts"]]
+    if ours["tokens/s"] < FASTER * loop["tokens/s"]:
+        missed.append(f"under {FASTER} times the paper's loop")
+    if ours["outside ms"] > OVERHEAD * native["outside ms"]:
+        missed.append(f"over {OVERHEAD} times the native chain's time outside forwards")
+    if speeds[f"tree {tree}"]["tokens/s"] < native["tokens/s"]:
+        missed.append(f"tree {tree} is slower than the native chain")
+    return missed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--drafter", required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=6)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[7, 15, 63])
+    parser.add_argument("--budget", type=int, default=63, help="of the speed comparison")
+    parser.add_argument("--tree", default="auto", help="a budget to hold against the native chain")
+    parser.add_argument("--context", type=int, default=2000)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    pair = Pair.load(options.model, options.drafter, dtype="float32", device="cpu")
+    texts = read_prompts(options.data)
+    prompts = [pair.inputs(text.text)["input_ids"] for text in texts[:: max(1, len(texts) // options.limit)]]
+    rows = acceptance(pair, prompts[: options.limit], options.budgets, options.max_new_tokens)
+    for row in rows:
+        print(f"budget {row['budget']}: {row['package']:.3f} tokens a round, the paper's {row['paper']:.3f}, "
+              f"the same rounds on {row['same']} of {row['prompts']} prompts")  # fmt: skip
+    long = torch.cat(prompts * (options.context // sum(ids.shape[1] for ids in prompts) + 1), dim=-1)
+    tree = int(options.tree) if options.tree.isdigit() else options.tree
+    runs = ways(pair, long[:, : options.context], options.budget, tree, options.max_new_tokens)
+    speeds = measure(pair, runs, options.max_new_tokens, options.repeats)
+    for name, figures in speeds.items():
+        print(f"{name}: {figures['tokens/s']:.2f} tokens/s, {figures['outside ms']:.2f} ms a round outside forwards")
+    missed = aims(rows, speeds, options.budget, tree)
+    print("All aims are met." if not missed else f"Missed: {'; '.join(missed)}.")
+    if options.json:
+        options.json.write_text(json.dumps({"acceptance": rows, "speed": speeds, "missed": missed}, indent=1) + "\n")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

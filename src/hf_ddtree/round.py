@@ -41,10 +41,18 @@ class TreeRound:
         depths (`torch.LongTensor` of shape `(nodes,)`): depth of each node, the root's is 0.
         subtree_ends (`torch.LongTensor` of shape `(nodes,)`): one past the last node of each node's subtree.
         attention_route (`str`, defaults to `"auto"`): `attention_route` of the [`DDTreeConfig`].
+        deepest (`int`, *optional*): no node is deeper, where that is known without a look at `depths`.
     """
 
-    def __init__(self, depths: torch.Tensor, subtree_ends: torch.Tensor, attention_route: str = "auto"):
+    def __init__(
+        self,
+        depths: torch.Tensor,
+        subtree_ends: torch.Tensor,
+        attention_route: str = "auto",
+        deepest: int | None = None,
+    ):
         self.depths = depths
+        self._deepest = deepest
         self.subtree_ends = subtree_ends
         self.attention_route = attention_route
         #: `(layer_idx, kind)` of the layers that have read this tree, `kind` as in [`MixerKind`].
@@ -62,6 +70,13 @@ class TreeRound:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    @property
+    def deepest(self) -> int:
+        """`int`: no node is deeper."""
+        if self._deepest is None:
+            self._deepest = int(self.depths.max())
+        return self._deepest
 
     @cached_property
     def visible(self) -> torch.Tensor:

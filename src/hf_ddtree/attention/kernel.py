@@ -114,7 +114,7 @@ def has_holes(seen: torch.Tensor) -> bool:
 
 def _tables(tree: TreeRound, batch_size: int) -> TreeTables:
     depths, ends = (t.expand(batch_size, -1) for t in (tree.depths, tree.subtree_ends))
-    return tree_tables(depths, ends, int(tree.depths.max()))
+    return tree_tables(depths, ends, tree.deepest)
 
 
 def try_kernel(

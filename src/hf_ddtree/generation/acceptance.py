@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from hf_ddtree.tree import DraftTree
+from hf_ddtree.tree import DeviceTree, DraftTree
 
 
 @dataclass
@@ -20,12 +20,14 @@ class Walk:
         path (`list[int]`): the nodes whose logits chose a token, root first; one for each new token.
         last_token (`int`): the last new token, the next round's anchor.
         finished (`bool`): whether a stopping criterion fired on it.
+        tree (`DraftTree`): the tree that was walked, on the host.
     """
 
     input_ids: torch.Tensor
     path: list[int]
     last_token: int
     finished: bool
+    tree: DraftTree
 
 
 class LazyWalk:
@@ -51,14 +53,18 @@ class LazyWalk:
         self.scores: tuple[torch.Tensor, ...] | None = () if wanted and generation_config.output_scores else None
         self.logits: tuple[torch.Tensor, ...] | None = () if wanted and generation_config.output_logits else None
 
-    def __call__(self, tree: DraftTree, logits: torch.Tensor, input_ids: torch.Tensor) -> Walk:
+    def __call__(self, tree: DraftTree | DeviceTree, logits: torch.Tensor, input_ids: torch.Tensor) -> Walk:
         """Walks from the root.
 
         Args:
-            tree (`DraftTree`): the verified tree.
+            tree (`DraftTree` or `DeviceTree`): the verified tree.
             logits (`torch.Tensor` of shape `(1, nodes, vocab_size)`): the target's.
             input_ids (`torch.LongTensor` of shape `(1, length)`): the sequence, the anchor last.
+
+        Raises:
+            `ValueError`: before a token is chosen, if a [`DeviceTree`] turns out to be built from NaN.
         """
+        tree = tree.on_host()
         node, path = 0, []
         while True:
             path.append(node)
@@ -68,7 +74,7 @@ class LazyWalk:
                 self.streamer.put(input_ids[:, -1].cpu())
             child = tree.children[node].get(token)
             if finished or child is None:
-                return Walk(input_ids, path, token, finished)
+                return Walk(input_ids, path, token, finished, tree)
             node = child
 
     def _choose(self, input_ids: torch.Tensor, logits: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -86,7 +92,10 @@ class LazyWalk:
 
 
 class GreedyWalk:
-    """The walk of greedy decoding that stops at a length or an end token only: one argmax over all nodes a round.
+    """The walk of greedy decoding that stops at a length or an end token only.
+
+    On an accelerator there is one argmax over all nodes, brought to the host with the tree by one wait for the device.
+    On a CPU, where nothing waits, only the nodes that are reached are looked at.
 
     Args:
         stopping_criteria, streamer: as the decoding method receives them.
@@ -119,12 +128,16 @@ class GreedyWalk:
         plain = all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in stopping_criteria)
         return not (generation_config.do_sample or len(logits_processor) or wanted) and plain
 
-    def __call__(self, tree: DraftTree, logits: torch.Tensor, input_ids: torch.Tensor) -> Walk:
+    def __call__(self, tree: DraftTree | DeviceTree, logits: torch.Tensor, input_ids: torch.Tensor) -> Walk:
         """As [`LazyWalk.__call__`]."""
-        choices = logits[0].float().argmax(dim=-1).tolist()
+        choices: list[int] | None = None
+        if logits.device.type == "cpu":
+            tree = tree.on_host()
+        else:
+            tree, choices = tree.on_host_with(logits[0].argmax(dim=-1))
         length, node, path, tokens, finished = input_ids.shape[1], 0, [], [], False
         while True:
-            token = choices[node]
+            token = int(logits[0, node].argmax()) if choices is None else choices[node]
             path.append(node)
             tokens.append(token)
             finished = token in self.end_ids or (self.max_length is not None and length + len(path) >= self.max_length)
@@ -136,4 +149,4 @@ class GreedyWalk:
         if self.streamer is not None:
             for token_id in new.split(1):
                 self.streamer.put(token_id)
-        return Walk(torch.cat([input_ids, new.to(input_ids.device)[None]], dim=-1), path, token, finished)
+        return Walk(torch.cat([input_ids, new.to(input_ids.device)[None]], dim=-1), path, token, finished, tree)

@@ -11,7 +11,15 @@ from hf_ddtree.compat import CACHE_NAME, model_name
 from hf_ddtree.configuration import DEFAULT_BUDGET
 from hf_ddtree.drafters import TargetIO
 from hf_ddtree.drafters.heads import path_scorer
-from hf_ddtree.tree import DraftTree, MarginalScorer, Scorer, build_from_scorer, top_marginals
+from hf_ddtree.tree import (
+    DeviceMarginals,
+    DeviceTree,
+    DraftTree,
+    MarginalScorer,
+    Scorer,
+    build_from_scorer,
+    top_marginals,
+)
 
 
 class DDTreeCandidateGenerator(CandidateGenerator):
@@ -118,22 +126,45 @@ class DDTreeCandidateGenerator(CandidateGenerator):
     def scorer(self, states: torch.Tensor, logits: torch.Tensor) -> Scorer:
         """The drafter's path-conditioned head, or its marginals, of no more ranks than the budget can use."""
         if torch.isnan(states).any():
-            raise ValueError(
-                f"The drafter {model_name(self.drafter)} in {self.drafter.dtype} gave NaN logits: load it with "
-                "`dtype=torch.bfloat16` or `torch.float32`."
-            )
-        token_map = self.target_io.token_map
-        if (head := path_scorer(self.drafter, states, logits, token_map)) is not None:
+            self._refuse_nan()
+        if (head := path_scorer(self.drafter, states, logits, self.target_io.token_map)) is not None:
             return head
-        ranks = max(1, min(self.budget, self.max_branching or self.budget, logits.shape[-1]))
-        log_probs, token_ids = top_marginals(logits, ranks)
-        if token_map is not None:
-            token_ids = token_map.to(token_ids.device)[token_ids]
+        log_probs, token_ids = self._top(logits)
         return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy())
 
-    def build(self, anchor: int, scorer: Scorer) -> DraftTree:
+    def ranking(self, states: torch.Tensor, logits: torch.Tensor) -> Scorer | DeviceMarginals:
+        """What [`DDTreeCandidateGenerator.build`] takes: on an accelerator marginals stay there, and are not read.
+
+        Whether they are numbers shows when the tree is brought to the host, before anything of it is emitted.
+        """
+        if logits.device.type == "cpu" or path_scorer(self.drafter, states, logits) is not None:
+            return self.scorer(states, logits)
+
+        def explain() -> None:
+            if torch.isnan(states).any():
+                self._refuse_nan()
+
+        return DeviceMarginals(*self._top(logits), torch.isnan(states).any()[None].to(logits.device), explain)
+
+    def _refuse_nan(self) -> None:
+        raise ValueError(
+            f"The drafter {model_name(self.drafter)} in {self.drafter.dtype} gave NaN logits: load it with "
+            "`dtype=torch.bfloat16` or `torch.float32`."
+        )
+
+    def _top(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and target tokens of the ranks that the budget can use."""
+        ranks = max(1, min(self.budget, self.max_branching or self.budget, logits.shape[-1]))
+        log_probs, token_ids = top_marginals(logits, ranks)
+        if (token_map := self.target_io.token_map) is not None:
+            token_ids = token_map.to(token_ids.device)[token_ids]
+        return log_probs, token_ids
+
+    def build(self, anchor: int, ranking: Scorer | DeviceMarginals) -> DraftTree | DeviceTree:
         """The tree of `budget` nodes with the highest expected acceptance length under the scorer (Algorithm 1)."""
-        return build_from_scorer(scorer, self.budget, max_branching=self.max_branching, anchor=anchor)
+        if isinstance(ranking, DeviceMarginals):
+            return ranking.build(self.budget, anchor)
+        return build_from_scorer(ranking, self.budget, max_branching=self.max_branching, anchor=anchor)
 
     def get_candidates(
         self,

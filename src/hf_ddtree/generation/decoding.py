@@ -39,7 +39,7 @@ from hf_ddtree.generation.self_test import check_target_verifies_trees
 from hf_ddtree.generation.verification import TreeVerifier
 from hf_ddtree.linear_layers import fast_linear_layers
 from hf_ddtree.round import TapCollector
-from hf_ddtree.tree import DraftTree
+from hf_ddtree.tree import DeviceTree, DraftTree
 
 logger = logging.get_logger(__name__)
 
@@ -105,6 +105,8 @@ class _Session:
         self.collector = OutputCollector(generation_config, text_config(model))
         self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
         self.last_position = positions.last_position(model)
+        #: Where it has a limit: the anchor's position, counted here so that no round reads it from the device.
+        self.anchor_position = 0
         self.timer = StageTimer(device)
         self.floor = floor_of(model, drafter)
         # Made by the prefill: what the drafter has read depends on the cache, which only then is whole.
@@ -160,6 +162,8 @@ class _Session:
         self.collector.prefill(outputs, self.cache)
         walk = self.walk(DraftTree.root_only(), outputs.logits[:, -1:], input_ids)
         self._extend_kwargs(outputs, 1)
+        if self.last_position is not None:
+            self.anchor_position = int(self.model_kwargs["position_ids"][..., -1].max())
         self.timer.lap("prefill")
         return walk
 
@@ -184,11 +188,12 @@ class _Session:
         self.context.unread(taps[:, path.to(taps.device)])
         self.collector.verified(outputs, walk.path, len(tree), self.cache)
         self._extend_kwargs(outputs, len(walk.path))
+        self.anchor_position += len(walk.path)
         self.stats.acceptance_lengths.append(len(walk.path))
-        self.stats.nodes_verified += len(tree) - 1
-        self.floor.observe(len(tree) - 1, len(walk.path))
+        self.stats.nodes_verified += walk.tree.num_drafted
+        self.floor.observe(walk.tree.num_drafted, len(walk.path))
         if self.stats.trees is not None:
-            self.stats.trees.append(VerifiedTree(tree, walk.path))
+            self.stats.trees.append(VerifiedTree(walk.tree, walk.path))
         self.timer.lap("commit")
         return walk
 
@@ -205,13 +210,13 @@ class _Session:
         positions, mask = (self.model_kwargs.get(name) for name in ("position_ids", "attention_mask"))
         self.candidates.draft_states(anchor, self.context.read(), positions, mask, depth=1, keep=False)
 
-    def _draft(self, anchor: int, length: int) -> DraftTree:
+    def _draft(self, anchor: int, length: int) -> DraftTree | DeviceTree:
         """The round's tree, no deeper than the tokens that may still be emitted."""
         room = self.config.max_length - length
         candidates = self.candidates
         depth = min(candidates.draft_depth, room - 1)
         if self.last_position is not None:
-            depth = min(depth, self.last_position - int(self.model_kwargs["position_ids"][..., -1].max()))
+            depth = min(depth, self.last_position - self.anchor_position)
         if depth < 1 or self.budget == 0:
             if self.ranks.synced:
                 self._idle_pass(anchor)
@@ -223,9 +228,9 @@ class _Session:
             self.model_kwargs.get("attention_mask"),
             depth,
         )
-        scorer = candidates.scorer(states, logits)
+        ranking = candidates.ranking(states, logits)
         self.timer.lap("draft")
-        tree = candidates.build(anchor, scorer)
+        tree = candidates.build(anchor, ranking)
         self.timer.lap("build")
         return tree
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from hf_ddtree.compat import has_unfinished_sequences, tensor_parallel_group
 from hf_ddtree.drafters import is_sharded
-from hf_ddtree.tree import DraftTree
+from hf_ddtree.tree import DeviceTree, DraftTree
 
 
 class Ranks:
@@ -44,10 +44,11 @@ class Ranks:
         """Whether another round is due: for this process, or under `synced_gpus` for any."""
         return has_unfinished_sequences(self.target, finished, self.device) if self.synced else not finished
 
-    def agreed(self, tree: DraftTree) -> DraftTree:
+    def agreed(self, tree: DraftTree | DeviceTree) -> DraftTree | DeviceTree:
         """The tree of the tensor-parallel group's first process, in all of them."""
         if self.group is None:
             return tree
+        tree = tree.on_host()
         size = torch.tensor(len(tree), device=self.device)
         self._from_first(size)
         columns = torch.zeros((4, int(size)), dtype=torch.long)

@@ -14,7 +14,7 @@ from hf_ddtree.cache import mixers
 from hf_ddtree.compat import layers_reading_shared_rows
 from hf_ddtree.linear_attention import RecurrentSwitch
 from hf_ddtree.round import MixerKind, TapCollector, TreeRound
-from hf_ddtree.tree import DraftTree
+from hf_ddtree.tree import DeviceTree, DraftTree
 
 # Arguments that only the prefill may see, or that this forward sets itself.
 _DROPPED = ("logits_to_keep", "inputs_embeds", "attention_mask", "position_ids")
@@ -36,11 +36,11 @@ class TreeVerifier:
         #: By which route layers have attended to trees so far.
         self.attention_routes: Counter[str] = Counter()
 
-    def __call__(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> Any:
+    def __call__(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any]) -> Any:
         """The target's outputs with one row a node.
 
         Args:
-            tree (`DraftTree`): with the anchor as its root.
+            tree (`DraftTree` or `DeviceTree`): with the anchor as its root.
             model_kwargs (`dict`): `generate`'s, after the anchor was appended: `position_ids` end at the anchor,
                 `attention_mask`, where there is one, covers the prefix and the anchor.
         """
@@ -63,9 +63,10 @@ class TreeVerifier:
             self.attention_routes.update(tree_round.routes)
             return outputs
 
-    def round_of(self, tree: DraftTree, device: torch.device) -> TreeRound:
+    def round_of(self, tree: DraftTree | DeviceTree, device: torch.device) -> TreeRound:
         """What a forward over `tree` on `device` shares with the attention."""
-        return TreeRound(tree.depths.to(device), tree.subtree_ends.to(device), self.attention_route)
+        depths, ends = tree.depths.to(device), tree.subtree_ends.to(device)
+        return TreeRound(depths, ends, self.attention_route, tree.deepest)
 
     @contextmanager
     def reading(self, tree_round: TreeRound) -> Iterator[None]:
@@ -79,7 +80,7 @@ class TreeVerifier:
         attention = len(keeping | layers_reading_shared_rows(self.target))
         return {**({MixerKind.ATTENTION.value: attention} if attention else {}), **self.recurrent.routes}
 
-    def inputs(self, tree: DraftTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    def inputs(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the target's forward takes for `tree`; arguments as in the call."""
         kwargs = {key: value for key, value in model_kwargs.items() if key not in _DROPPED}
         nodes = len(tree)

@@ -1,10 +1,14 @@
 """Draft trees: the data structure, the scorers that rank continuations, and the builders."""
 
 from hf_ddtree.tree.build import build_draft_tree, build_from_scorer, build_from_top, top_marginals
+from hf_ddtree.tree.device import DeviceMarginals
+from hf_ddtree.tree.device_tree import DeviceTree
 from hf_ddtree.tree.draft_tree import DraftTree
 from hf_ddtree.tree.scoring import Expansion, MarginalScorer, Scorer, rank_children
 
 __all__ = [
+    "DeviceMarginals",
+    "DeviceTree",
     "DraftTree",
     "Expansion",
     "MarginalScorer",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from hf_ddtree.tree.device import build_as_on_device
 from hf_ddtree.tree.draft_tree import NO_ANCHOR, DraftTree
 from hf_ddtree.tree.heap import build_with_heap
 from hf_ddtree.tree.levelwise import build_level_wise
@@ -15,6 +16,7 @@ Builder = Callable[[Scorer, int, int, int], DraftTree]
 BUILDERS: dict[str, Builder] = {
     "levelwise": build_level_wise,
     "heap": build_with_heap,
+    "device": build_as_on_device,
 }
 
 
@@ -39,7 +41,8 @@ def build_draft_tree(
         budget (`int`): Number of nodes, the root not counted; 0 gives the root alone.
         max_branching (`int`, *optional*): Use only this many tokens a position; 1 gives the most probable chain.
         builder (`str`, *optional*, defaults to `"levelwise"`):
-            `"levelwise"`, the fast one, or `"heap"`, the paper's Algorithm 1; both give the same tree.
+            `"levelwise"`, the fast one, `"heap"`, the paper's Algorithm 1, or `"device"`, what runs on accelerators
+            ([`DeviceBuilder`]), for marginals alone; all give the same tree.
         anchor (`int`, *optional*): Token id of the root; -1 stands there when it is not given.
 
     Raises:
@@ -121,7 +124,9 @@ def build_from_scorer(
 
 def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    The `k` most probable tokens of each draft position, by one top-k and one logsumexp over the vocabulary.
+    The `k` most probable tokens of each draft position, by one top-k and one log-softmax over the vocabulary.
+
+    The log-softmax goes row by row: what it writes is as long as the vocabulary once, not once a position.
 
     Equal logits rank by the lower token id, on every device ([`rank_children`]).
 
@@ -141,8 +146,9 @@ def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     _check_count("k", k, 1)
     _check_table(logits, "vocab")
     values, token_ids = rank_children(logits, k)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return (values.to(wide.dtype) - wide.logsumexp(-1, keepdim=True)).float(), token_ids
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    rows = [row.log_softmax(-1, dtype=dtype)[ids] for row, ids in zip(logits, token_ids, strict=True)]
+    return torch.stack(rows).float() if rows else values.float(), token_ids
 
 
 def _check_width(budget: int, max_branching: int | None) -> int:

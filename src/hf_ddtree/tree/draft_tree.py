@@ -76,6 +76,19 @@ class DraftTree:
             log_probs=torch.zeros(1, dtype=torch.float64),
         )
 
+    def on_host(self) -> "DraftTree":
+        """This tree; as [`DeviceTree.on_host`], for a tree that is on the host already."""
+        return self
+
+    def on_host_with(self, numbers: torch.Tensor) -> tuple["DraftTree", list[int]]:
+        """This tree and a vector of integers from any device."""
+        return self, numbers.tolist()
+
+    @property
+    def deepest(self) -> int:
+        """`int`: depth of the deepest node."""
+        return int(self.depths.max())
+
     def with_anchor(self, token_id: int) -> "DraftTree":
         """The same tree with `token_id` at the root."""
         token_ids = self.token_ids.clone()

@@ -42,6 +42,7 @@ class TreeRound:
         subtree_ends (`torch.LongTensor` of shape `(nodes,)`): one past the last node of each node's subtree.
         attention_route (`str`, defaults to `"auto"`): `attention_route` of the [`DDTreeConfig`].
         deepest (`int`, *optional*): no node is deeper, where that is known without a look at `depths`.
+        kept_mask (`KeptMask`, *optional*): the attention's room for dense masks, from one round to the next.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class TreeRound:
         subtree_ends: torch.Tensor,
         attention_route: str = "auto",
         deepest: int | None = None,
+        kept_mask: Any = None,
     ):
         self.depths = depths
+        self.kept_mask = kept_mask
         self._deepest = deepest
         self.subtree_ends = subtree_ends
         self.attention_route = attention_route
@@ -115,7 +118,8 @@ class TreeRound:
             # Layers on another device bring a copy of the mask each, which is used once.
             while len(self._packed) >= KEPT_MASKS:
                 del self._packed[next(iter(self._packed))]
-            self._packed[key] = mask, mask.repeat(1, 1, groups, 1)
+            kept = None if self.kept_mask is None else self.kept_mask.repeated(mask, groups)
+            self._packed[key] = mask, mask.repeat(1, 1, groups, 1) if kept is None else kept
         return self._packed[key][1]
 
 

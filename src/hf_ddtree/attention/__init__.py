@@ -2,12 +2,14 @@
 
 from hf_ddtree.attention.interface import ddtree_attention
 from hf_ddtree.attention.kernel import check_padding, check_route, planned_mask
+from hf_ddtree.attention.kept_mask import KeptMask
 from hf_ddtree.attention.mask import ddtree_mask
 from hf_ddtree.attention.switch import NAME, AttentionSwitch, check, original_implementation
 
 __all__ = [
     "NAME",
     "AttentionSwitch",
+    "KeptMask",
     "check",
     "check_padding",
     "check_route",

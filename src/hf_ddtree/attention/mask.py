@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers.masking_utils import causal_mask_function, prepare_padding_mask
 
+from hf_ddtree.attention.kept_mask import kept_tree_mask
 from hf_ddtree.attention.switch import original_implementation
 from hf_ddtree.compat import ALL_MASK_ATTENTION_FUNCTIONS, expand_mask_function
 from hf_ddtree.round import CURRENT_ROUND, TreeRound
@@ -55,6 +56,9 @@ def ddtree_mask(
             seen = padding[:, kv_offset : kv_offset + kv_length].to(visible.device, torch.bool)
             visible = visible & seen[:, None, None]
         return _additive(visible, batch_size, dtype, device)
+    kept = kept_tree_mask(tree, batch_size, kv_length, kv_offset, mask_function, attention_mask, dtype, device)
+    if kept is not None:
+        return kept
     visible = tree_visibility(tree, kv_length, q_offset, kv_offset, mask_function, use_vmap)
     if attention_mask is not None:
         prefix = kv_length - q_length

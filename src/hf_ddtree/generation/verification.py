@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from hf_ddtree.attention import AttentionSwitch
+from hf_ddtree.attention import AttentionSwitch, KeptMask
 from hf_ddtree.cache import mixers
 from hf_ddtree.compat import layers_reading_shared_rows
 from hf_ddtree.linear_attention import RecurrentSwitch
@@ -33,6 +33,7 @@ class TreeVerifier:
     def __init__(self, target: PreTrainedModel, taps: TapCollector, attention_route: str = "auto"):
         self.target, self.taps, self.attention_route = target, taps, attention_route
         self.attention, self.recurrent = AttentionSwitch(target), RecurrentSwitch(target)
+        self._kept_mask = KeptMask()
         #: By which route layers have attended to trees so far.
         self.attention_routes: Counter[str] = Counter()
 
@@ -66,7 +67,7 @@ class TreeVerifier:
     def round_of(self, tree: DraftTree | DeviceTree, device: torch.device) -> TreeRound:
         """What a forward over `tree` on `device` shares with the attention."""
         depths, ends = tree.depths.to(device), tree.subtree_ends.to(device)
-        return TreeRound(depths, ends, self.attention_route, tree.deepest)
+        return TreeRound(depths, ends, self.attention_route, tree.deepest, self._kept_mask)
 
     @contextmanager
     def reading(self, tree_round: TreeRound) -> Iterator[None]:

@@ -4,7 +4,7 @@ As on real devices, an operation takes tensors of one device only; scalars and i
 only an explicit move changes a tensor's device. Anything else raises.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ class Elsewhere(torch.Tensor):
         return new
 
     def tolist(self) -> Any:
+        for second in SecondDevice.open:
+            second.reads += 1
         return self.inner.tolist()
 
     @classmethod
@@ -54,15 +56,32 @@ def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
 
 
 class SecondDevice(TorchDispatchMode):
-    """Inside, tensors may be made on and moved to `ELSEWHERE`; `ran` counts the operations that ran there."""
+    """Inside, tensors may be made on and moved to `ELSEWHERE`.
+
+    `ran` counts the operations that ran there, `reads` those for which a real host would wait: values that came back.
+    """
+
+    open: ClassVar[list["SecondDevice"]] = []
 
     def __init__(self) -> None:
         super().__init__()
-        self.ran = 0
+        self.ran = self.reads = 0
+
+    def __enter__(self) -> "SecondDevice":
+        self.open.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.open.remove(self)
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = _run(func, args, kwargs or {})
+        there: list[Elsewhere] = []
+        tree_map_only(Elsewhere, there.append, (args, kwargs))
         self.ran += isinstance(result, Elsewhere)
+        moved_in = func is torch.ops.aten.copy_.default and isinstance(args[0], Elsewhere)
+        self.reads += bool(there) and not moved_in and not isinstance(result, (Elsewhere, tuple, list))
         return result
 
 

@@ -4,12 +4,15 @@ import json
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from hf_ddtree.compat import decoder_layers
+from hf_ddtree.generation.decoding import _Session
 from linear_attention.hybrids import make_hybrid
+from models.zoo import ALL
 from pairs import make_drafter, make_target, plain, prompt, tree
 from targets.second_device import ELSEWHERE, Elsewhere, SecondDevice, put_elsewhere
 
@@ -41,6 +44,11 @@ def one_layer_beside_the_drafter(target: Any, drafter: Any) -> None:
     last_layers(target, drafter)
 
 
+def everything(target: Any, drafter: Any) -> None:
+    put_elsewhere(target)
+    put_elsewhere(drafter)
+
+
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], None]]] = {
     "last layers": (lambda: make_target("qwen3"), last_layers),
     "last layers, sliding": (lambda: make_target("qwen3_sliding"), last_layers),
@@ -66,6 +74,61 @@ def generate(make: Callable[[], Any], spread: Callable[[Any, Any], None]) -> dic
     }
 
 
+def reads_of_rounds(family: Any, **kwargs: Any) -> dict[str, Any]:
+    """Target, drafter and prompt all there: how often each round of a generate waits for values to come back."""
+    whole, target = make_target(family), make_target(family)
+    drafter = make_drafter(whole)
+    expected = plain(whole, prompt(), max_new_tokens=NEW)
+    everything(target, drafter)
+    reads: list[int] = []
+    one_round = _Session._round
+    with SecondDevice() as second:
+
+        def counted(*arguments: Any) -> Any:
+            before = second.reads
+            walk = one_round(*arguments)
+            reads.append(second.reads - before)
+            return walk
+
+        with patch.object(_Session, "_round", counted):
+            ids = prompt().to(ELSEWHERE)
+            output = tree(target, drafter, ids, max_new_tokens=NEW, return_dict_in_generate=True, **kwargs)
+        sequences = output.sequences.cpu()
+    return {
+        "equal": torch.equal(sequences, expected),
+        "accepted": output.speculation.acceptance_lengths,
+        "nodes": output.speculation.nodes_verified,
+        "reads": reads,
+    }
+
+
+class Tokens:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        pass
+
+
+def nan_elsewhere() -> dict[str, Any]:
+    """What a drafter that gives NaN raises, and what had been emitted by then."""
+    target, streamer = make_target("qwen3"), Tokens()
+    drafter = make_drafter(target)
+    drafter.norm.weight.data.fill_(float("nan"))
+    everything(target, drafter)
+    with SecondDevice():
+        try:
+            tree(target, drafter, prompt().to(ELSEWHERE), max_new_tokens=NEW, streamer=streamer)
+        except ValueError as error:
+            return {"error": str(error), "emitted": len(streamer.tokens) - prompt().shape[1]}
+    return {}
+
+
 def mixing() -> str:
     """What an operation on tensors of both devices says."""
     with SecondDevice():
@@ -81,4 +144,10 @@ def mixing() -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     results: dict[str, Any] = {name: generate(*case) for name, case in CASES.items()}
-    print(json.dumps({"mixing": mixing(), "cases": results}), file=sys.stdout)
+    rounds = {
+        "greedy": reads_of_rounds("qwen3"),
+        "sliding, fewer paths than nodes": reads_of_rounds("qwen3_sliding", budget=100, max_branching=2),
+        "learned positions": reads_of_rounds(ALL["gpt2"].build),
+    }
+    report = {"mixing": mixing(), "cases": results, "rounds": rounds, "nan": nan_elsewhere()}
+    print(json.dumps(report), file=sys.stdout)

@@ -24,7 +24,7 @@ class _Buffer:
         self.storage[..., at : at + rows.shape[-2], :] = rows
 
     def take(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.storage.index_select(-2, rows.to(self.storage.device))
+        return self.storage.index_select(-2, rows)
 
     def on(self, device: torch.device | str) -> "_Buffer":
         """The same rows and room on `device`."""
@@ -99,7 +99,7 @@ class _TreeLayer(DynamicLayer):
         assert self._mark is not None and self._buffers is not None
         if length and int(path[-1]) != length - 1:
             if self._path_rows is None:
-                rows = path + self._mark
+                rows = (path + self._mark).to(self._buffers[0].storage.device)
                 self._path_rows = self._buffers[0].take(rows), self._buffers[1].take(rows)
             for buffer, kept in zip(self._buffers, self._path_rows, strict=True):
                 buffer.write(self._mark, kept)

@@ -57,6 +57,8 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         self.first_slot = getattr(self.config, "first_draft_slot", 1)
         #: `int`: tokens a pass drafts, which bounds a tree's depth.
         self.draft_depth = self.config.block_size - self.first_slot
+        heads = ("markov_head", "candidate_selector")
+        self._has_head = any(getattr(assistant_model, name, None) is not None for name in heads)
         masks = torch.full((1, self.config.block_size - 1), self.config.mask_token_id)
         self._mask_embeds = self.target_io.embed(masks)
 
@@ -133,18 +135,18 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy())
 
     def ranking(self, states: torch.Tensor, logits: torch.Tensor) -> Scorer | DeviceMarginals:
-        """What [`DDTreeCandidateGenerator.build`] takes: on an accelerator marginals stay there, and are not read.
-
-        Whether they are numbers shows when the tree is brought to the host, before anything of it is emitted.
+        """What [`DDTreeCandidateGenerator.build`] takes: [`DDTreeCandidateGenerator.scorer`], but on an accelerator
+        marginals stay there unread. NaN then shows when the tree comes to the host, before anything of it is emitted.
         """
-        if logits.device.type == "cpu" or path_scorer(self.drafter, states, logits) is not None:
+        if logits.device.type == "cpu" or self._has_head:
             return self.scorer(states, logits)
+        nan = torch.isnan(states).any()[None].to(logits.device)
 
         def explain() -> None:
-            if torch.isnan(states).any():
+            if nan:
                 self._refuse_nan()
 
-        return DeviceMarginals(*self._top(logits), torch.isnan(states).any()[None].to(logits.device), explain)
+        return DeviceMarginals(*self._top(logits), nan, explain)
 
     def _refuse_nan(self) -> None:
         raise ValueError(

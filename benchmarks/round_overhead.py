@@ -150,9 +150,7 @@ def measure(target: Any, drafter: Any, ids: torch.Tensor, budget: int, rounds: i
     new = (timed + COUNTED) * drafter.config.block_size
     config = DDTreeConfig(budget=budget, max_new_tokens=new, do_sample=False)
     with watched(stages, target, drafter, timed), suppress(_Enough):
-        target.generate(
-            ids, attention_mask=torch.ones_like(ids), assistant_model=drafter, generation_config=config
-        )
+        target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=drafter, generation_config=config)
     samples = stages.rounds[WARM_UP:timed]
     names = sorted({name for sample in samples for name in sample})
     milliseconds = {name: 1000 * statistics.median(sample[name] for sample in samples) for name in names}

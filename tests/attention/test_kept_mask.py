@@ -53,7 +53,8 @@ def is_kept(kept: KeptMask, mask: torch.Tensor) -> bool:
 def test_rounds_after_one_another() -> None:
     """Trees of changing size over a prefix that grows by a path, by more than the spare room, and shrinks again."""
     kept, prefix = KeptMask(), 5
-    for seed, (nodes, step) in enumerate([(7, 3), (7, 1), (30, 4), (2, 1), (13, 0), (13, SPARE + 40), (9, -200), (9, 2)]):
+    rounds = [(7, 3), (7, 1), (30, 4), (2, 1), (13, 0), (13, SPARE + 40), (9, -200), (9, 2)]
+    for seed, (nodes, step) in enumerate(rounds):
         found = assert_kept(kept, random_tree(nodes, seed), prefix)
         assert all(is_kept(kept, mask) for mask in found)
         prefix += step

@@ -66,9 +66,11 @@ def test_two_devices() -> None:
         assert case["equal"], name
         assert case["accepted"] > 1 and case["ran there"] > 1000, name
     for name, case in results["rounds"].items():
-        assert case["equal"] and max(case["accepted"]) > 1, name
+        assert case["equal"], name
         assert case["reads"] == [1] * len(case["accepted"]), name
-    assert results["rounds"]["sliding, fewer paths than nodes"]["nodes"] <= 4 * 62, "padding is no node"
+    assert max(results["rounds"]["greedy"]["accepted"]) > 1
+    few = results["rounds"]["sliding, fewer paths than nodes"]
+    assert few["nodes"] <= 62 * len(few["accepted"]), "padding is no node"
     assert results["nan"]["error"].startswith("The drafter 'DFlashModel' in torch.float32 gave NaN logits")
     assert results["nan"]["emitted"] == 1, "the prefill's token, and nothing of the round"
 

@@ -103,7 +103,7 @@ def test_the_anchor_may_be_on_the_device() -> None:
 def test_an_unfit_table_raises_when_it_reaches_the_host(table: list[list[float]], message: str) -> None:
     values = torch.tensor(table)
     tree = DeviceMarginals(values, torch.zeros_like(values, dtype=torch.long)).build(9, 0)
-    assert bool((0 <= tree.nodes[0]).all()) and bool(tree.faulty)
+    assert bool((tree.nodes[0] >= 0).all()) and bool(tree.faulty)
     with pytest.raises(ValueError, match=message):
         tree.on_host()
     with pytest.raises(ValueError, match=message):
@@ -162,7 +162,7 @@ def test_shapes_are_enough(mode: Any) -> None:
     """Tensors without values: a look at one raises, and on another device than the CPU so does a CPU tensor's part."""
     made = DeviceBuilder(63, CPU)
     with mode():
-        made.one, made.other = torch.empty(made.one.shape, dtype=torch.long), torch.empty(made.one.shape, dtype=torch.long)
+        made.one = made.other = torch.empty(made.one.shape, dtype=torch.long)
         tree = made(torch.empty(15, 63), torch.empty(15, 63, dtype=torch.long), 3)
         assert tree.nodes.shape == (5, 64) and tree.count.shape == tree.faulty.shape == (1,)
         with pytest.raises((DataDependentOutputException, NotImplementedError, RuntimeError)):

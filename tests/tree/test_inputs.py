@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hf_ddtree.tree import (
     Expansion,
@@ -44,6 +46,39 @@ def test_top_marginals_normalise_over_the_whole_vocabulary(dtype):
     torch.testing.assert_close(log_probs.double(), expected, atol=2e-6, rtol=1e-6)
     tree = build_from_top(log_probs, ids, 16)
     assert torch.equal(tree.token_ids, build_draft_tree(logits.double().log_softmax(-1), 16).token_ids)
+
+
+class Largest(TorchDispatchMode):
+    """Numbers in the largest tensor that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not any(out.alias_info for out in func._schema.returns):
+            tensors = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
+            self.numbers = max([self.numbers, *(tensor.numel() for tensor in tensors)])
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top_marginals_make_no_second_table_of_the_vocabulary(dtype):
+    logits = torch.randn(6, 4000, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with Largest() as largest:
+        top_marginals(logits, 16)
+    assert largest.numbers <= 4000
+
+
+def test_top_marginals_of_masked_and_broken_rows():
+    logits = torch.tensor([[1.0, -math.inf, 2.0], [-math.inf] * 3, [0.0, math.nan, 1.0], [3e38, -3e38, 0.0]])
+    log_probs, ids = top_marginals(logits, 3)
+    assert ids[0].tolist() == [2, 0, 1]
+    assert log_probs[0].tolist() == pytest.approx([-0.3132617, -1.3132617, -math.inf])
+    assert bool(log_probs[1:3].isnan().all())
+    assert log_probs[3, 0] == 0 and ids[3].tolist() == [0, 2, 1]
+    assert top_marginals(logits[:0], 2)[0].shape == (0, 2)
 
 
 def test_top_marginals_stop_at_the_vocabulary():

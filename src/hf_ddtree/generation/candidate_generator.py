@@ -21,6 +21,9 @@ from hf_ddtree.tree import (
     top_marginals,
 )
 
+# MPS lacks some of the device builder's integer operations in the oldest PyTorch supported.
+HOST_BUILT = ("cpu", "mps")
+
 
 class DDTreeCandidateGenerator(CandidateGenerator):
     r"""
@@ -138,7 +141,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         """What [`DDTreeCandidateGenerator.build`] takes: [`DDTreeCandidateGenerator.scorer`], but on an accelerator
         marginals stay there unread. NaN then shows when the tree comes to the host, before anything of it is emitted.
         """
-        if logits.device.type == "cpu" or self._has_head:
+        if logits.device.type in HOST_BUILT or self._has_head:
             return self.scorer(states, logits)
         nan = torch.isnan(states).any()[None].to(logits.device)
 

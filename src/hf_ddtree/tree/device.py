@@ -25,8 +25,8 @@ class DeviceBuilder:
     Shapes depend on shapes alone and nothing is read on the host, so a call may be traced, compiled or captured in a
     graph. Costs are whole steps of the grid of [`costs_of`]: a device without float64 serves, and sums are exact.
 
-    The steps are those of [`build_from_marginals`]: the cost of the last node, then every path up to it, level by level
-    in lexicographic order of rank tuples, then the numbers in preorder. Two of them are done otherwise. The last
+    The steps are those of [`build_from_marginals`]: the cost of the last node, then every path up to it, a level at a
+    time in lexicographic order of rank tuples, then the numbers in preorder. Two of them are done otherwise. The last
     node's cost comes from joining spans of positions pairwise, and the numbers from doubling pointers between levels;
     either takes as many steps as the depth has binary digits.
 
@@ -159,7 +159,7 @@ def _pairs(budget: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _steps(log_probs: torch.Tensor, budget: int) -> torch.Tensor:
-    """Costs in steps of the grid, `(depth, budget + 1)`, ascending whatever is given, so that indices stay in bounds."""
+    """Costs in steps of the grid, `(depth, budget + 1)`. Whatever is given they ascend, which bounds indices."""
     # A power of two scales without rounding, in float32 too.
     steps = (log_probs * -GRID).round().nan_to_num(nan=float(IMPOSSIBLE)).clamp(0, float(IMPOSSIBLE)).long()
     return pad(steps.cummax(dim=-1).values, (0, budget + 1 - steps.shape[1]), value=IMPOSSIBLE)

@@ -19,8 +19,8 @@ class DeviceTree:
 
     Where there are fewer possible paths than the budget, the last nodes are padding: leaves below the root that repeat
     its most probable token and have depth 1. A target reads them as it reads any node, no real node sees them, and
-    [`DeviceTree.on_host`] drops them, so that no walk can enter them. All other nodes have the numbers, parents, depths
-    and subtree ends of the tree on the host; the root's subtree alone ends earlier there.
+    [`DeviceTree.on_host`] drops them, so that no walk can enter them. All other nodes have the numbers, parents,
+    depths and subtree ends of the tree on the host; the root's subtree alone ends earlier there.
 
     Args:
         nodes (`torch.LongTensor` of shape `(5, num_nodes)`):

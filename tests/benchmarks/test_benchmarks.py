@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from pairs import make_drafter, make_target, prompt
+
 pytest.importorskip("triton")
 
 
@@ -74,6 +76,28 @@ def test_cpu_attention(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert script("cpu_attention").main(["--repeats", "1", "--threads", "1"]) in (0, 1)
     shown = capsys.readouterr().out
     assert shown.count("library") == 4 and "held to 2.5x" in shown
+
+
+def test_tree_building(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--budget", "15", "120", "--positions", "4", "--vocabulary", "400", "--repeats", "1"]
+    assert script("tree_building").main(sizes) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in shown] == ["budget 15", "budget 120"]
+    assert all("device " in line and "host " in line for line in shown)
+
+
+def test_round_overhead(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overhead = script("round_overhead")
+    target = make_target("qwen3")
+    reports = [overhead.measure(target, make_drafter(target), prompt(length), 20, 2) for length in (11, 80)]
+    for report in reports:
+        assert report["rounds"] == 2 and 0 < report["share"] < 1
+        assert report["milliseconds"]["target forward"] > 0 and report["milliseconds"]["tree mask"] > 0
+        assert report["calls"]["target forward"] > report["calls"]["walk"] > 0
+    kilobytes = [sum(report["kilobytes"][name] for name in ("tree mask", "target's inputs")) for report in reports]
+    assert kilobytes[0] == kilobytes[1] > 0
+    shown = overhead.table(reports)
+    assert "| stage | 11 tokens | 80 tokens |" in shown and "| **share** |" in shown
 
 
 def test_gpu_caches(script: Any, capsys: pytest.CaptureFixture[str]) -> None:

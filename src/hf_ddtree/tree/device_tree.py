@@ -79,4 +79,4 @@ class DeviceTree:
             self.explain()
         nodes = packed[2:].view(5, -1)[:, :count]
         nodes[END, 0] = count
-        return DraftTree(*nodes[:COST], log_probs=0.0 - nodes[COST].double() / GRID)
+        return DraftTree(*nodes[:COST], 0.0 - nodes[COST].double() / GRID)

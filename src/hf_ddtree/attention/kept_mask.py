@@ -5,7 +5,7 @@ import torch
 from hf_ddtree.compat import causal_window
 from hf_ddtree.round import TreeRound
 
-# Columns a buffer starts with beyond what it must hold; it then grows by half.
+# Columns a buffer starts with beyond what it must hold; it then grows by an eighth, for it may have many rows.
 SPARE_COLUMNS = 256
 
 
@@ -57,7 +57,7 @@ class _Buffer:
     def written(self, block: torch.Tensor, prefix: int, copies: int) -> torch.Tensor:
         rows, keys = copies * len(block), prefix + len(block)
         if rows > self.storage.shape[0] or keys > self.storage.shape[1] or block.dtype != self.storage.dtype:
-            columns = keys + max(SPARE_COLUMNS, keys // 2)
+            columns = keys + max(SPARE_COLUMNS, keys // 8)
             self.storage = torch.zeros(max(rows, self.storage.shape[0]), columns, dtype=block.dtype)
         elif not self.unchanged:
             self.storage.zero_()

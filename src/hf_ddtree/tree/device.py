@@ -141,7 +141,7 @@ def build_as_on_device(scorer: Scorer, budget: int, width: int, anchor: int) -> 
     return DeviceMarginals(log_probs, token_ids).build(budget, anchor).on_host()
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def device_builder(budget: int, device: torch.device) -> DeviceBuilder:
     """The builder of a budget, with its tables on the device already."""
     return DeviceBuilder(budget, device)

@@ -7,9 +7,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from attention.trees import random_tree
 from hf_ddtree.generation.acceptance import GreedyWalk, LazyWalk
-from hf_ddtree.tree import DeviceMarginals, top_marginals
+from hf_ddtree.tree import DeviceMarginals, build_draft_tree, top_marginals
 
 VOCABULARY = 5
 
@@ -20,8 +19,8 @@ def test_walks_agree_on_logits_full_of_ties(dtype: Any) -> None:
     lazy = LazyWalk(LogitsProcessorList(), criteria, GenerationConfig(do_sample=False), None)
     greedy, ids, lengths = GreedyWalk(criteria, None), torch.tensor([[5, 6, 7]]), set()
     for seed in range(60):
-        tree = random_tree(40, seed, vocabulary=VOCABULARY)
         generator = torch.Generator().manual_seed(seed)
+        tree = build_draft_tree(torch.randn(5, VOCABULARY, generator=generator).log_softmax(-1), 39)
         logits = torch.randint(-1, 2, (1, 40, VOCABULARY), generator=generator).to(dtype)
         first, second = lazy(tree, logits, ids), greedy(tree, logits, ids)
         assert torch.equal(first.input_ids, second.input_ids) and first.input_ids.dtype == second.input_ids.dtype

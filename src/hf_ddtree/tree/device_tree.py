@@ -79,4 +79,5 @@ class DeviceTree:
             self.explain()
         nodes = packed[2:].view(5, -1)[:, :count]
         nodes[END, 0] = count
-        return DraftTree(*nodes[:COST], 0.0 - nodes[COST].double() / GRID)
+        token_ids, parents, depths, subtree_ends, costs = nodes
+        return DraftTree(token_ids, parents, depths, subtree_ends, 0.0 - costs.double() / GRID)

@@ -102,14 +102,15 @@ def test_padding_batches_and_inference_mode_are_made_anew() -> None:
 
 
 def test_two_kinds_of_layers_in_a_round() -> None:
-    """Layers that hold fewer keys have a mask of their own, and leave the first one alone."""
+    """The second has a mask of its own, whatever keys it holds and whatever the model writes into either."""
     kept, drafted = KeptMask(), random_tree(6, 1)
     tree_round = TreeRound(drafted.depths, drafted.subtree_ends, kept_mask=kept)
     first, _ = masks_in(tree_round, 9)
     other, _ = masks_in(tree_round, 4)
     same, _ = masks_in(tree_round, 9)
+    same += 1.0
     expected = masks(None, drafted, 9)[0]
-    assert torch.equal(first, expected) and torch.equal(same, expected)
+    assert torch.equal(first, expected) and torch.equal(same, expected + 1.0) and not is_kept(kept, same)
     assert torch.equal(other, masks(None, drafted, 4)[0]) and not is_kept(kept, other)
 
 

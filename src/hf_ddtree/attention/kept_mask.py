@@ -99,8 +99,9 @@ def kept_tree_mask(
         return None
     if attention_mask is not None and not bool(attention_mask[:, :prefix].all()):
         return None
-    # A second kind of layers with other keys would write over the first one's.
-    if tree.once("kept mask", lambda: (prefix, dtype)) != (prefix, dtype):
+    # One mask a round: a second would write over it, or be changed with it by a model that writes into its masks.
+    claim = object()
+    if tree.once("kept mask", lambda: claim) is not claim:
         return None
     block = torch.zeros(nodes, nodes, dtype=dtype).masked_fill_(~tree.visible, torch.finfo(dtype).min)
     return kept.written(block, prefix)

@@ -10,6 +10,7 @@ from hf_ddtree.cache import DDTreeCache
 from hf_ddtree.configuration import DDTreeConfig
 from hf_ddtree.drafters import DFlashConfig
 from hf_ddtree.generation import DDTreeCandidateGenerator, DDTreeDecoderOnlyOutput, SpeculationStats, record
+from hf_ddtree.packing import PackedWeights, packed_weights
 from hf_ddtree.registration import register
 
 if TYPE_CHECKING:
@@ -24,9 +25,11 @@ __all__ = [
     "DDTreeDecoderOnlyOutput",
     "DFlashConfig",
     "DFlashModel",
+    "PackedWeights",
     "SpeculationStats",
     "attach",
     "detach",
+    "packed_weights",
     "record",
 ]
 

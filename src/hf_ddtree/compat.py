@@ -4,6 +4,7 @@ Nothing else in the package reads a version number or a private name of Transfor
 `ImportError` here, at import, with both versions named, rather than a wrong answer later.
 """
 
+import copy
 import inspect
 import math
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ try:
         "_validate_generation_mode",
         "_update_model_kwargs_for_generation",
         "_has_unfinished_sequences",
+        "_valid_auto_compile_criteria",
     ):
         getattr(GenerationMixin, _name)
 except (ImportError, AttributeError) as error:
@@ -76,15 +78,18 @@ __all__ = [
     "ExplicitEnum",
     "GenerateDecoderOnlyOutput",
     "active_stream",
+    "asks_to_compile",
     "attention_implementation",
     "causal_window",
     "compile_config",
+    "compile_settings",
     "decoder_layers",
     "expand_mask_function",
     "extend_model_kwargs",
     "has_adapters",
     "has_unfinished_sequences",
     "is_dflash_drafter",
+    "is_never_compiled",
     "is_stateful",
     "is_user_defined",
     "layers_reading_shared_rows",
@@ -232,6 +237,28 @@ def compile_config() -> CompileConfig:
     config = CompileConfig()
     config._compile_all_devices = True
     return config
+
+
+def asks_to_compile(model: PreTrainedModel, model_kwargs: dict[str, Any], generation_config: Any) -> bool:
+    """Whether `generate` would compile its decoding forward, with a `compile_config` on every device."""
+    config = generation_config.compile_config
+    if config is not None:
+        # The library skips a config on a CPU unless it says this; one that is given is meant.
+        generation_config, config = copy.copy(generation_config), copy.copy(config)
+        config._compile_all_devices = True
+        generation_config.compile_config = config
+    return model._valid_auto_compile_criteria(model_kwargs, generation_config)
+
+
+def compile_settings(model: PreTrainedModel, generation_config: Any) -> dict[str, Any]:
+    """The arguments of `torch.compile` that `generate` would take."""
+    default = getattr(model, "_default_compile_config", CompileConfig)
+    return (generation_config.compile_config or default()).to_dict()
+
+
+def is_never_compiled(model: PreTrainedModel) -> bool:
+    """Whether `generate` leaves this model uncompiled whatever is asked."""
+    return "llama4" in model.config.model_type
 
 
 _LAYER_LISTS = ("layers", "h", "blocks")

@@ -159,7 +159,18 @@ class TapCollector:
                 state = state if self.stream is None else state[self.stream]
                 self._states.setdefault(layer_id, []).append(state)
 
+        write.collects = True  # type: ignore[attr-defined]
         return write
+
+    @staticmethod
+    def is_own(hook: Any) -> bool:
+        """Whether a hook of a layer is one of a collector's."""
+        return getattr(hook, "collects", False)
+
+    def put(self, states: dict[int, torch.Tensor]) -> None:
+        """Takes the states of layers from a forward that returned them, by the layer's number."""
+        for layer_id, state in states.items():
+            self._states.setdefault(layer_id, []).append(state)
 
     @contextmanager
     def collect(self) -> Iterator[None]:

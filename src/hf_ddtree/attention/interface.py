@@ -5,15 +5,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_ddtree.attention.compiled import ATTEND
 from hf_ddtree.attention.eager import eager_function
 from hf_ddtree.attention.kernel import dense, try_kernel
-from hf_ddtree.attention.packed import packed_sdpa
+from hf_ddtree.attention.packed import packed_sdpa, serves
 from hf_ddtree.attention.switch import original_implementation
 from hf_ddtree.compat import ALL_ATTENTION_FUNCTIONS
 from hf_ddtree.round import CURRENT_ROUND, MixerKind
-
-# Arguments of the attention function that the packed route knows nothing of.
-_NOT_PACKED = ("softcap", "s_aux", "position_bias")
 
 
 def ddtree_attention(
@@ -31,7 +29,8 @@ def ddtree_attention(
     The kernel serves what it can, see [`try_kernel`]; the rest is as follows. A model on `"eager"` takes its own eager
     function with the tree's mask, softcap and sinks included. One on `"sdpa"` takes the packed route, or the library's
     function where a layer passes more than that route knows: what that function leaves out, plain decoding leaves out
-    too. Without a tree the call goes to the model's own implementation unchanged.
+    too. Without a tree the call goes to the model's own implementation unchanged. A compiled forward brings its
+    function along, see [`compiled_attention`].
 
     Args:
         query (`torch.Tensor` of shape `(batch, heads, nodes, head_dim)`): the nodes' queries.
@@ -41,6 +40,8 @@ def ddtree_attention(
     Returns:
         The output of shape `(batch, nodes, heads, head_dim)`, and the weights on the eager route.
     """
+    if (attend := kwargs.pop(ATTEND, None)) is not None:
+        return attend(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     implementation = original_implementation(module.config)
     tree = CURRENT_ROUND.get()
     if tree is not None:
@@ -49,8 +50,7 @@ def ddtree_attention(
         shared = index is None or index < 0
         tree.mixed.add((tree.updated_layer if shared else index, MixerKind.ATTENTION))
         output, reason = try_kernel(tree, module, implementation, query, key, value, attention_mask, scaling, kwargs)
-        packed = implementation != "eager" and _one_mask(attention_mask)
-        packed = packed and all(kwargs.get(name) is None for name in _NOT_PACKED)
+        packed = implementation != "eager" and serves(attention_mask, kwargs)
         route = "kernel" if output is not None else "packed" if packed else implementation
         tree.routes[f"{route} ({reason})" if reason else route] += 1
         if output is not None:
@@ -60,8 +60,3 @@ def ddtree_attention(
             return packed_sdpa(query, key, value, attention_mask, scaling, tree), None
     attend = eager_function(module) if implementation == "eager" else ALL_ATTENTION_FUNCTIONS[implementation]
     return attend(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-
-
-def _one_mask(attention_mask: torch.Tensor | None) -> bool:
-    """Whether all heads share the mask; a model may have put its own for each head over the tree's."""
-    return attention_mask is None or attention_mask.shape[1] == 1

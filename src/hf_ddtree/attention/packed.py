@@ -1,10 +1,25 @@
 """Grouped-query attention of a tree without copying keys and values once per query head."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from hf_ddtree import products
 from hf_ddtree.round import TreeRound
+
+# Arguments of an attention function that this route knows nothing of.
+_UNKNOWN = ("softcap", "s_aux", "position_bias")
+
+
+def serves(mask: torch.Tensor | None, kwargs: dict[str, Any]) -> bool:
+    """Whether [`packed_sdpa`] gives what the library's SDPA would.
+
+    Args:
+        mask (`torch.Tensor`, *optional*): the layer's. A model may have put its own for each head over the tree's.
+        kwargs (`dict`): what the layer passes beside the arguments of [`ddtree_attention`].
+    """
+    return (mask is None or mask.shape[1] == 1) and all(kwargs.get(name) is None for name in _UNKNOWN)
 
 
 def packed_sdpa(
@@ -13,19 +28,24 @@ def packed_sdpa(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scaling: float | None,
-    tree: TreeRound,
+    tree: TreeRound | None,
 ) -> torch.Tensor:
     """Scaled dot-product attention with the query heads of a key-value group laid out as further rows.
 
     Shapes as in [`ddtree_attention`]; the result is `(batch, nodes, heads, value_dim)`. On a CPU this runs
     about twice as fast as repeating the keys and values, which a mask otherwise forces the library to do, and in fp32
     twice as fast again where [`products`] pay.
+
+    Args:
+        tree (`TreeRound`, *optional*): keeps the repeated mask for the round's other layers. A compiled forward, which
+            finds what is computed twice by itself, has none.
     """
     batch, heads, nodes, head_dim = query.shape
     groups = heads // key.shape[1]
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * nodes, head_dim)
-        mask = tree.packed_mask(mask, groups) if mask is not None else None
+        if mask is not None:
+            mask = tree.packed_mask(mask, groups) if tree is not None else mask.repeat(1, 1, groups, 1)
     if _by_products(query, key, value):
         output = attention_by_products(query, key, value, mask, head_dim**-0.5 if scaling is None else scaling)
     else:
@@ -64,6 +84,8 @@ def attention_by_products(
 
 def _by_products(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether each head's two products are worth computing apart from one another; with a gradient they are not."""
+    if torch.compiler.is_compiling():
+        return False
     plain = all(type(states) is torch.Tensor and states.dtype is torch.float32 for states in (query, key, value))
     if not plain or query.device.type != "cpu" or torch.is_grad_enabled():
         return False

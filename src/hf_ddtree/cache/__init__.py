@@ -3,10 +3,12 @@
 from hf_ddtree.cache.adoption import adopt, adopt_static, check, fixed_length, restored_on_error
 from hf_ddtree.cache.context import DrafterContext
 from hf_ddtree.cache.ddtree_cache import DDTreeCache, begin, mixers, prune, rollback
+from hf_ddtree.cache.fixed import FixedSlidingTreeLayer
 
 __all__ = [
     "DDTreeCache",
     "DrafterContext",
+    "FixedSlidingTreeLayer",
     "adopt",
     "adopt_static",
     "begin",

@@ -16,6 +16,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
+from hf_ddtree.cache.fixed import FixedSlidingTreeLayer
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
 from hf_ddtree.cache.recurrent import (
     TreeRecurrentAndGrowingLayer,
@@ -40,6 +41,7 @@ _STATIC: dict[type, Any] = {
     StaticTreeLayer: StaticTreeLayer,
     StaticSlidingWindowLayer: StaticSlidingTreeLayer,
     StaticSlidingTreeLayer: StaticSlidingTreeLayer,
+    FixedSlidingTreeLayer: FixedSlidingTreeLayer,
 }
 _KEPT = (*_ADOPTED.values(), *_STATIC.values(), *EMPTY_CACHE_LAYERS)
 
@@ -108,14 +110,20 @@ def adopt(cache: Cache) -> None:
     cache.layer_class_to_replicate = _ADOPTED.get(replicated, replicated)
 
 
-def adopt_static(cache: Cache, room: int) -> None:
+def adopt_static(cache: Cache, room: int, fixed: bool = False) -> None:
     """The same for layers of a fixed length, which get `room` slots more for a tree's nodes, once.
 
     It comes before the prompt is read, so that the tensors of a new cache are made in their final size.
+
+    Args:
+        cache (`Cache`): one that [`check`] has passed.
+        room (`int`): nodes of a tree at most, the root not counted.
+        fixed (`bool`): whether rounds must have one shape, whatever the cache holds, as a compiled forward needs it.
     """
     for index, layer in enumerate(cache.layers):
         if type(layer) in _STATIC:
-            cache.layers[index] = _STATIC[type(layer)].adopt(layer, room)
+            kind = FixedSlidingTreeLayer if fixed and layer.is_sliding else _STATIC[type(layer)]
+            cache.layers[index] = kind.adopt(layer, room)
 
 
 # What an update outside a round changes of a layer.

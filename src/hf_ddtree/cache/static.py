@@ -29,7 +29,7 @@ class StaticTreeLayer(StaticLayer):
         """A layer with the same rows and at least `room` slots more; `layer` itself if it is one already."""
         length = layer.max_cache_len
         if isinstance(layer, cls):
-            if layer.room >= room and (not layer.is_initialized or _writable(layer.keys)):
+            if layer.room >= room and (not layer.is_initialized or writable(layer.keys)):
                 return layer
             length, room = length - layer.room, max(room, layer.room)
         new = cls(length, room)
@@ -103,7 +103,7 @@ class StaticSlidingTreeLayer(StaticSlidingWindowLayer):
         new.__dict__.update(layer.__dict__)
         for name in ("keys", "values", "cumulative_length"):
             tensor = getattr(new, name)
-            if tensor is not None and not _writable(tensor):
+            if tensor is not None and not writable(tensor):
                 setattr(new, name, tensor.clone())
         return new
 
@@ -168,6 +168,6 @@ class StaticSlidingTreeLayer(StaticSlidingWindowLayer):
         self._moved = self._nodes = self._mark = None
 
 
-def _writable(tensor: torch.Tensor) -> bool:
+def writable(tensor: torch.Tensor) -> bool:
     """Inference tensors may not be written once inference mode is left."""
     return torch.is_inference_mode_enabled() or not tensor.is_inference()

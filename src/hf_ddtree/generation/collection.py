@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, StaticLayer
 
+from hf_ddtree.cache import FixedSlidingTreeLayer
+
 
 class OutputCollector:
     """Gathers, for each emitted token, the layers' outputs of the forward that chose it.
@@ -73,8 +75,11 @@ def _row(weights: torch.Tensor, path: list[int], kept: int, nodes: int, layer: A
         layer (`CacheLayerMixin`): that holds the keys, after the commit.
     """
     static = isinstance(layer, StaticLayer)
-    # Behind the nodes of a full layer of fixed length there are free slots.
-    prefix = int(layer.get_seq_length()) - kept if static and not layer.is_sliding else weights.shape[-1] - nodes
+    # Behind the nodes of a full layer of fixed length there are free slots, and of any in a compiled forward.
+    if isinstance(layer, FixedSlidingTreeLayer):
+        prefix = min(int(layer.get_seq_length()) - kept, layer.max_cache_len)
+    else:
+        prefix = int(layer.get_seq_length()) - kept if static and not layer.is_sliding else weights.shape[-1] - nodes
     columns = [*range(prefix), *(prefix + node for node in path)]
     width: Any = layer.max_cache_len - getattr(layer, "room", 0) if static else getattr(layer, "sliding_window", None)
     if width is not None:

@@ -92,16 +92,15 @@ class _Session:
         self.model, self.drafter, self.ranks, self.walk = model, drafter, ranks, walk
         self.config, self.model_kwargs = generation_config, model_kwargs
         self.cache = _own_cache(model_kwargs)
-        if generation_config.compile_config is not None:
-            logger.warning_once("`compile_config` has no effect on tree decoding: the target runs uncompiled.")
-        # A static cache has a prefill in chunks compiled, whose taps would lie in memory that the next chunk reuses.
-        generation_config.disable_compile = True
         settings, device = TreeSettings.read(generation_config), device_of(model) or model.device
         self.budget, self.max_branching = settings.budget_on(device.type), settings.max_branching
         self.taps = TapCollector(decoder_layers(model), drafter.config.target_layer_ids, active_stream(model))
         # The kernel gives no attention weights; they come from eager attention alone.
         route = "torch" if generation_config.output_attentions else settings.attention_route
         self.verify = TreeVerifier(model, self.taps, route)
+        self.verify.compile_if_asked(ranks, generation_config, model_kwargs, self.budget)
+        # A static cache has a prefill in chunks compiled, whose taps would lie in memory that the next chunk reuses.
+        generation_config.disable_compile = True
         self.collector = OutputCollector(generation_config, text_config(model))
         self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
         self.last_position = positions.last_position(model)
@@ -150,7 +149,8 @@ class _Session:
         # A static cache gives a tensor, which grows with the cache.
         seen = int(self.cache.get_seq_length())
         self.context = _drafter_context(self.cache, self.drafter, seen)
-        tree_cache.adopt_static(self.cache, room=max(self.budget, int(self.ranks.synced)))
+        room = max(self.verify.room(self.budget), int(self.ranks.synced))
+        tree_cache.adopt_static(self.cache, room, fixed=self.verify.compiled is not None)
         with self.taps.collect(), tree_cache.restored_on_error(self.cache):
             outputs = prefill(self.model, input_ids, self.config, self.model_kwargs)
         tree_cache.adopt(self.cache)

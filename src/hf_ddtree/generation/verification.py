@@ -6,12 +6,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from hf_ddtree.attention import AttentionSwitch, KeptMask
 from hf_ddtree.cache import mixers
 from hf_ddtree.compat import layers_reading_shared_rows
+from hf_ddtree.generation.buckets import padded, rows_for
+from hf_ddtree.generation.compiled import CompiledForward, compiled_forward
+from hf_ddtree.generation.ranks import Ranks
 from hf_ddtree.linear_attention import RecurrentSwitch
 from hf_ddtree.round import MixerKind, TapCollector, TreeRound
 from hf_ddtree.tree import DeviceTree, DraftTree
@@ -36,6 +39,30 @@ class TreeVerifier:
         self._kept_mask = KeptMask()
         #: By which route layers have attended to trees so far.
         self.attention_routes: Counter[str] = Counter()
+        #: The compiled forward, if trees are verified by one, and the fewest rows that it is given.
+        self.compiled: CompiledForward | None = None
+        self.fewest_rows = 1
+        self._attending = 0
+
+    def compile_if_asked(
+        self, ranks: Ranks, generation_config: GenerationConfig, model_kwargs: dict[str, Any], budget: int | None
+    ) -> None:
+        """Verifies trees by a compiled forward from now on, if a call asks for one; see [`compiled_forward`].
+
+        Args:
+            ranks, generation_config, model_kwargs: of the call.
+            budget (`int`, *optional*): nodes that trees have, all but those without a draft: those are filled up as
+                well then, which spares a second graph. `None` if trees have several sizes.
+        """
+        recurrent = bool(self.recurrent.routes)
+        self.compiled = compiled_forward(
+            self.target, self.taps, ranks, recurrent, generation_config, model_kwargs, self.attention_route
+        )
+        self.fewest_rows = 1 if budget is None else rows_for(budget + 1)
+
+    def room(self, budget: int) -> int:
+        """Slots that a cache of fixed length needs for trees of at most `budget` nodes, the root not counted."""
+        return budget if self.compiled is None else rows_for(budget + 1) - 1
 
     def __call__(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any]) -> Any:
         """The target's outputs with one row a node.
@@ -46,6 +73,8 @@ class TreeVerifier:
                 `attention_mask`, where there is one, covers the prefix and the anchor.
         """
         with self.taps.collect():
+            if self.compiled is not None:
+                return self._compiled(self.compiled, tree, model_kwargs)
             if len(tree) == 1 and not self.recurrent.routes:
                 # The anchor alone needs no tree: this is the forward of plain decoding. With recurrent layers that
                 # would move their states in place, which no rollback could undo.
@@ -64,6 +93,20 @@ class TreeVerifier:
             self.attention_routes.update(tree_round.routes)
             return outputs
 
+    def _compiled(self, forward: CompiledForward, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any]) -> Any:
+        """The same by a compiled forward: rows behind the tree's own are its padding, which its outputs keep."""
+        # Which size is right is known on the host only: one more wait for a device than a round has without a graph.
+        tree = tree.on_host()
+        whole = padded(tree, max(rows_for(len(tree)), self.fewest_rows))
+        device = self.target.device
+        # The graph takes masks with their numbers.
+        tree_round = TreeRound(whole.depths.to(device), whole.subtree_ends.to(device), "torch")
+        with self.reading(tree_round):
+            outputs = forward(self.inputs(whole, model_kwargs))
+        outputs["logits"] = outputs.logits[:, : len(tree)]
+        self.attention_routes[f"{forward.route}, compiled"] += self._attending
+        return outputs
+
     def round_of(self, tree: DraftTree | DeviceTree, device: torch.device) -> TreeRound:
         """What a forward over `tree` on `device` shares with the attention."""
         depths, ends = tree.depths.to(device), tree.subtree_ends.to(device)
@@ -78,7 +121,7 @@ class TreeVerifier:
     def routes(self, cache: Cache) -> dict[str, int]:
         """How many layers read trees by each route, given the target's cache after its prefill."""
         keeping = {index for index, kind in mixers(cache) if kind is MixerKind.ATTENTION}
-        attention = len(keeping | layers_reading_shared_rows(self.target))
+        attention = self._attending = len(keeping | layers_reading_shared_rows(self.target))
         return {**({MixerKind.ATTENTION.value: attention} if attention else {}), **self.recurrent.routes}
 
     def inputs(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:

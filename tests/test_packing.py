@@ -119,6 +119,23 @@ def test_gradients_autocast_and_other_dtypes_take_the_plain_forward() -> None:
             assert layer.double()(states.double()).dtype == torch.float64
 
 
+def test_a_compiled_forward_takes_the_packed_weight_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, states = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, bias=False)), torch.randn(3, 8)
+    run, real, products = torch.compile(model, backend="aot_eager"), torch.ops.mkldnn._linear_pointwise, []
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_linear_pointwise", lambda *args: products.append(args) or real(*args), raising=False
+    )
+    with torch.no_grad():
+        for turn in range(3):
+            with hf_ddtree.packed_weights(model), torch._dynamo.config.patch(error_on_recompile=turn > 0):
+                torch.testing.assert_close(run(states), model[1](model[0](states)))
+                model[0].weight.mul_(1.5)
+                torch.testing.assert_close(run(states), model[1](model[0](states)))
+        assert len(products) == 3 * 8
+        assert torch.equal(run(states), nn.functional.linear(model[0](states), model[1].weight))
+    assert len(products) == 3 * 8
+
+
 def test_contexts_may_overlap_and_end_by_an_error() -> None:
     layer = nn.Linear(8, 8)
     outer, inner = hf_ddtree.packed_weights(layer), hf_ddtree.packed_weights(layer)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -33,76 +34,93 @@ class PackedWeights:
     bytes: int
 
 
-class _PackedForward:
-    """Stands in for the `forward` of one linear layer; see [`packed_weights`].
-
-    The plain forward is taken where a gradient is recorded, under autocast, while compiling, and for a weight that
-    may not be packed any more. A weight that was changed is packed again.
-    """
-
-    def __init__(self, layer: nn.Linear):
-        self.layer = layer
-        self.open = True
-        self._seen: _Seen | None = None
-        self._packed: torch.Tensor | None = None
-
-    def __reduce__(self) -> Any:
-        # A copy of the model has packed weights of its own, made when it is first used.
-        return _PackedForward, (self.layer,)
-
-    def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.layer.weight, self.layer.bias
-        plain = (
-            torch.compiler.is_compiling()
-            or input.dtype != weight.dtype
-            or (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad))
-            or torch.is_autocast_enabled("cpu")
-            or input.numel() == 0
-            or input.device.type != "cpu"
-        )
-        packed = None if plain else self.packed()
-        if packed is None:
-            return F.linear(input, weight, bias)
-        return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
-
-    def packed(self) -> torch.Tensor | None:
-        """The layer's weight as it is now, packed; `None` if it cannot be."""
-        seen, packed = self._seen, self._packed
-        if packed is None or seen is None or not seen.unchanged(self.layer.weight):
-            seen = packed = None
-            if self.open and packable(self.layer):
-                weight = self.layer.weight.detach()
-                seen, packed = _Seen(weight), torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-            self._seen, self._packed = seen, packed
-        return packed
-
-    def close(self) -> None:
-        self.open, self._seen, self._packed = False, None, None
-
-
-class _Seen:
-    """Tells whether a weight is the one that was packed, in less than a microsecond.
+class _Pack:
+    """A packed weight, and what tells in less than a microsecond whether the weight is still the one that was packed.
 
     PyTorch counts changes in place, but not those through `.data`, by which PEFT merges adapters: two of the numbers
     are compared too.
     """
 
     def __init__(self, weight: torch.Tensor):
-        self.version, self.address = _version(weight), weight.data_ptr()
+        weight = weight.detach()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        self.version = _version(weight)
+        # This view also keeps the memory, so that no other weight comes to lie at its address.
         self.numbers = weight.view(-1).view(torch.int32 if weight.dtype == torch.float32 else torch.int16).numpy()
         self.places = len(self.numbers) // 2, len(self.numbers) - 1
         self.sample = [self.numbers.item(place) for place in self.places]
 
-    def unchanged(self, weight: torch.Tensor) -> bool:
-        return (
-            weight.data_ptr() == self.address
-            and _version(weight) == self.version
-            and [self.numbers.item(place) for place in self.places] == self.sample
-        )
+    def fits(self, weight: torch.Tensor) -> bool:
+        """Whether `weight`, which lies where the packed one did, has its numbers."""
+        return _version(weight) == self.version and [self.numbers.item(at) for at in self.places] == self.sample
 
 
 def _version(weight: torch.Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
+
+
+_lock = threading.Lock()
+# id of a layer -> [the layer, how many contexts hold it]
+_held: dict[int, list[Any]] = {}
+# address of a held layer's weight -> its pack
+_packs: dict[int, _Pack] = {}
+
+
+def forward(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    """Stands in for the `forward` of a linear layer; see [`packed_weights`]. In a copy of the model it is as before.
+
+    The plain product is taken where a gradient is recorded, under autocast, and for a weight that is not packed.
+    """
+    weight, bias = layer.weight, layer.bias
+    if (
+        input.dtype != weight.dtype
+        or (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad))
+        or torch.is_autocast_enabled("cpu")
+        or input.numel() == 0
+        or input.device.type != "cpu"
+    ):
+        return F.linear(input, weight, bias)
+    if torch.compiler.is_compiling():
+        # A graph holds the question, not the packed weight.
+        return torch.ops.hf_ddtree.packed_linear(input, weight, bias)
+    return product(input, weight, bias)
+
+
+def product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The linear layer's output by the packed weight, or by the plain one where there is none."""
+    pack = _packs.get(weight.data_ptr())
+    if pack is None or not pack.fits(weight):
+        pack = _pack(weight)
+    if pack is None:
+        return F.linear(input, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise(input, pack.packed, bias, "none", [], "")
+
+
+_library = torch.library.Library("hf_ddtree", "DEF")
+_library.define("packed_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
+_library.impl("packed_linear", product, "CPU")
+
+
+@torch.library.register_fake("hf_ddtree::packed_linear")
+def _(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+def _pack(weight: torch.Tensor) -> _Pack | None:
+    """Packs the weight of a held layer as it is now; `None` for any other."""
+    with _lock:
+        address = weight.data_ptr()
+        if not any(layer.weight.data_ptr() == address and packable(layer) for layer, _ in _held.values()):
+            return None
+        _packs[address] = pack = _Pack(weight)
+        _drop_packs()
+        return pack
+
+
+def _drop_packs() -> None:
+    addresses = {layer.weight.data_ptr() for layer, _ in _held.values()}
+    for address in [address for address in _packs if address not in addresses]:
+        del _packs[address]
 
 
 def packable(layer: nn.Module) -> bool:
@@ -122,11 +140,6 @@ def _served(dtype: torch.dtype) -> bool:
         or (dtype == torch.bfloat16 and ops._is_mkldnn_bf16_supported())
         or (dtype == torch.float16 and ops._is_mkldnn_fp16_supported())
     )
-
-
-_lock = threading.Lock()
-# id of a layer -> [its forward with packed weights, how many contexts hold it]
-_held: dict[int, list[Any]] = {}
 
 
 @contextmanager
@@ -157,45 +170,44 @@ def packed_weights(*models: nn.Module) -> Iterator[PackedWeights]:
     """
     modules = {id(module): module for model in models for module in model.modules()}
     linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
-    taken: list[tuple[nn.Linear, list[Any]]] = []
+    taken: list[nn.Linear] = []
     try:
         for layer in linear:
-            if packable(layer):
-                _take(layer, taken)
+            if packable(layer) and _take(layer):
+                taken.append(layer)
         if not taken:
             raise ValueError(_nothing_to_pack(models, linear))
-        weights = [layer.weight for layer, _ in taken]
-        size = sum(weight.numel() * weight.element_size() for weight in weights)
+        weights = {layer.weight.data_ptr(): layer.weight for layer in taken}
+        for weight in weights.values():
+            _pack(weight)
+        size = sum(weight.numel() * weight.element_size() for weight in weights.values())
         yield PackedWeights(len(taken), len(linear) - len(taken), size)
     finally:
         with _lock:
-            for layer, entry in taken:
-                entry[1] -= 1
-                if entry[1] == 0:
-                    _give_back(layer, entry[0])
+            for layer in taken:
+                _give_back(layer)
+            _drop_packs()
 
 
-def _take(layer: nn.Linear, taken: list[Any]) -> None:
+def _take(layer: nn.Linear) -> bool:
+    """Whether the layer is held now; one that a hook runs, which may bring its weights, is left alone."""
     with _lock:
-        entry = _held.get(id(layer))
-        if entry is None:
-            if "forward" in vars(layer):
-                # A hook that brings the weights has its own way to run the layer.
-                return
-            entry = [_PackedForward(layer), 0]
-            entry[0].packed()
-            _held[id(layer)] = entry
-        entry[1] += 1
-        taken.append((layer, entry))
-        layer.forward = entry[0]  # type: ignore[method-assign]
+        if id(layer) not in _held and "forward" in vars(layer):
+            return False
+        _held.setdefault(id(layer), [layer, 0])[1] += 1
+        if "forward" not in vars(layer):
+            layer.forward = MethodType(forward, layer)  # type: ignore[method-assign]
+        return True
 
 
-def _give_back(layer: nn.Linear, forward: _PackedForward) -> None:
-    # What was put over ours inside goes on to call it, and finds the plain forward.
-    if vars(layer).get("forward") is forward:
-        del layer.forward
-    forward.close()
-    _held.pop(id(layer), None)
+def _give_back(layer: nn.Linear) -> None:
+    entry = _held[id(layer)]
+    entry[1] -= 1
+    if entry[1] == 0:
+        del _held[id(layer)]
+        # What was put over ours inside goes on to call it, and finds the plain product.
+        if getattr(vars(layer).get("forward"), "__func__", None) is forward:
+            del layer.forward
 
 
 def _nothing_to_pack(models: tuple[nn.Module, ...], linear: list[nn.Linear]) -> str:

@@ -123,3 +123,23 @@ def test_cpu_linear(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert [line.split(":")[0].strip() for line in lines[1:]] == [
         "24 x 16, 1 rows", "24 x 16, 3 rows", "forward, 1 rows", "forward, 3 rows",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_gpu_graphs(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--device", "cpu", "--backend", "eager", "--budgets", "7", "--max-new-tokens", "8"]
+    assert script("gpu_graphs").main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "first: as it should be: 1 compiled" in shown and shown.count("as it should be: 0 compiled") == 3
+    assert shown.count("identical") == 4 and shown.count("uncompiled") == 3 and shown.endswith("All right\n")
+
+
+@pytest.mark.slow
+def test_compiled_forward(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--backend", "eager", "--rows", "1", "4", "--prefix", "9", "--repeats", "1"]
+    texts = ["--limit", "1", "--budget", "3", "--max-new-tokens", "6"]
+    threads = ["--threads", "1"]
+    assert script("compiled_forward").main(arguments + texts + threads) == 0
+    shown = capsys.readouterr().out
+    assert all(shown.count(name) == 3 for name in ("as it is ", "packed ", "both "))
+    assert "differs" not in shown and "tree: as it is" in shown

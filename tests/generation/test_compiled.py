@@ -87,7 +87,7 @@ def test_each_number_of_rows_has_a_graph() -> None:
     target = make_target("llama")
     drafter, first, seen = make_drafter(target), graphs(), []
     for budget in (3, 5, 7, 1, 6, 4, 2):
-        compiled(target, drafter, prompt(), budget=budget, max_new_tokens=30, max_cache_len=60)
+        compiled(target, drafter, prompt(), budget=budget, max_new_tokens=30)
         seen.append(graphs() - first)
     assert seen == [1, 2, 2, 3, 3, 3, 3]
 

@@ -1,5 +1,6 @@
 """The target's forward over a tree, compiled: one graph for each number of rows, kept with the model."""
 
+import inspect
 import itertools
 import threading
 import types
@@ -71,7 +72,11 @@ class CompiledForward:
     def __init__(self, target: PreTrainedModel, taps: TapCollector, generation_config: GenerationConfig):
         self.target, self.taps = target, taps
         self.settings = compile_settings(target, generation_config)
-        self.route, self.attend = compiled_attention(target)
+        self.route, attend = compiled_attention(target)
+        # A forward that takes no further arguments is left in several graphs, between which layers see the tree.
+        parameters = inspect.signature(type(target).forward).parameters.values()
+        takes_more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+        self.more = {ATTEND: attend} if takes_more else {}
         self._graphs: _Graphs | None = None
         # Compiling starts with the first round; a setting that PyTorch does not take is told before.
         torch.compile(tree_forward, **self.settings)
@@ -80,7 +85,7 @@ class CompiledForward:
         """The target's outputs for `inputs`, whose masks are made; the states reach the collector."""
         if self._graphs is None:
             self._graphs = self._graphs_for(inputs)
-        outputs, states = self._graphs({**inputs, ATTEND: self.attend})
+        outputs, states = self._graphs({**inputs, **self.more})
         # Hooks fire from the first layer to the last; a drafter may name its taps in another order.
         self.taps.put(dict(zip(sorted(self._graphs.shadow.layer_ids), states, strict=True)))
         return self._lasting(outputs)
@@ -99,7 +104,7 @@ class CompiledForward:
         """The outputs with copies of what is kept beyond the round: a CUDA graph writes over its outputs."""
         for name in ("hidden_states", "attentions"):
             kept = outputs.get(name)
-            if kept is not None and self.target.device.type == "cuda":
+            if kept is not None and self.target.device.type != "cpu":
                 outputs[name] = tree_map_only(torch.Tensor, torch.clone, kept)
         return outputs
 
@@ -124,7 +129,7 @@ def compiled_forward(
         attention_route (`str`): as in [`DDTreeConfig`].
 
     Raises:
-        ValueError: if compiling for a CPU would fail for want of a C++ compiler.
+        ValueError: if compiling for a CPU would fail for want of a C++ compiler, or would freeze the cache.
     """
     if not asks_to_compile(target, model_kwargs, generation_config):
         return None
@@ -144,15 +149,25 @@ def compiled_forward(
     if reason is not None:
         logger.warning_once(f"Trees are verified uncompiled by {type(target).__name__}: {reason}.")
         return None
-    if target.device.type == "cpu":
-        check_compiler(generation_config)
+    check_compiler(target, generation_config)
     return CompiledForward(target, taps, generation_config)
 
 
-def check_compiler(generation_config: GenerationConfig) -> None:
-    """Raises `ValueError` if PyTorch's default compiler is asked for on a CPU and finds no C++ compiler."""
+def check_compiler(target: PreTrainedModel, generation_config: GenerationConfig) -> None:
+    """Raises `ValueError` if PyTorch's default compiler would freeze the cache, or finds no C++ compiler for a CPU."""
     config = generation_config.compile_config
     if config is not None and config.backend != "inductor":
+        return
+    import torch._inductor.config
+
+    options = (config.options if config is not None else None) or {}
+    if options.get("freezing", torch._inductor.config.freezing):
+        raise ValueError(
+            "A compiled forward of a static cache cannot be had with inductor's `freezing`, which takes the cache for "
+            "a constant: set `torch._inductor.config.freezing = False` or drop it from `CompileConfig(options=...)`. "
+            "On a CPU `hf_ddtree.packed_weights` packs the weights, of a compiled forward too."
+        )
+    if target.device.type != "cpu":
         return
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler

@@ -8,11 +8,18 @@ from transformers import GenerationConfig
 #: The value of `GenerationConfig.speculation_type` that asks for a draft tree; it survives saving as JSON.
 SPECULATION_TYPE = "ddtree"
 
-#: Nodes a round verifies when `budget` is not set. On a CPU a node costs time from the first one; an accelerator is
-#: memory bound up to hundreds of nodes.
-DEFAULT_BUDGET = {"cpu": 31, "accelerator": 511}
+#: The budget that sizes each round's tree by what it costs and brings.
+AUTO = "auto"
+
+#: Nodes a round verifies when `budget` is not set, or [`AUTO`]. On a CPU a node costs time from the first one; an
+#: accelerator is memory bound up to hundreds of nodes.
+DEFAULT_BUDGET: dict[str, int | str] = {"cpu": 31, "accelerator": 511}
 
 MAX_BUDGET = 65_536
+
+#: Under [`AUTO`]: nodes of the first tree of a pair, and of a tree at most.
+AUTO_START = {"cpu": 7, "accelerator": 63}
+LARGEST_AUTO = {"cpu": 255, "accelerator": 1023}
 
 #: Which code attends over a tree: the Triton kernel where it can, only the kernel, or PyTorch's functions only.
 ATTENTION_ROUTES = ("auto", "kernel", "torch")
@@ -26,9 +33,10 @@ class DDTreeConfig(GenerationConfig):
     and the output is what `generate` gives without a drafter.
 
     Args:
-        budget (`int`, *optional*):
-            Nodes of the draft tree that a round verifies at most, the root not counted. `0` drafts nothing. Defaults
-            to `31` on a CPU and `511` on an accelerator.
+        budget (`int` or `str`, *optional*):
+            Nodes of the draft tree that a round verifies at most, the root not counted. `0` drafts nothing. `"auto"`
+            chooses for each round the number that makes generating fastest, by what rounds have cost and brought so
+            far, and drafts nothing while that does not pay. Defaults to `31` on a CPU and `511` on an accelerator.
         max_branching (`int`, *optional*):
             Children a node may have at most. `1` makes the tree a chain. Unlimited by default.
         output_trees (`bool`, *optional*, defaults to `False`):
@@ -46,7 +54,7 @@ class DDTreeConfig(GenerationConfig):
 
     def __init__(
         self,
-        budget: int | None = None,
+        budget: int | str | None = None,
         max_branching: int | None = None,
         output_trees: bool = False,
         attention_route: str | None = None,
@@ -74,7 +82,7 @@ class DDTreeConfig(GenerationConfig):
 class TreeSettings:
     """The tree's fields, read from a [`DDTreeConfig`] or from a plain config that was saved from one."""
 
-    budget: int | None
+    budget: int | str | None
     max_branching: int | None
     output_trees: bool
     attention_route: str
@@ -82,7 +90,9 @@ class TreeSettings:
     @classmethod
     def read(cls, config: GenerationConfig) -> "TreeSettings":
         """Raises `ValueError` for a value out of range."""
-        budget = _integer(config, "budget", lowest=0)
+        budget = getattr(config, "budget", None)
+        if budget != AUTO:
+            budget = _integer(config, "budget", lowest=0, further=f"{AUTO!r}, ")
         max_branching = _integer(config, "max_branching", lowest=1)
         output_trees = getattr(config, "output_trees", False)
         if not isinstance(output_trees, bool):
@@ -94,17 +104,26 @@ class TreeSettings:
             raise ValueError(f"`attention_route` must be one of {choices}, got {attention_route!r}.")
         return cls(budget, max_branching, output_trees, attention_route)
 
-    def budget_on(self, device_type: str) -> int:
+    def budget_on(self, device_type: str) -> int | str:
         """The budget, or the default of a device type (`"cpu"`, `"cuda"`, ...)."""
-        if self.budget is not None:
-            return self.budget
-        return DEFAULT_BUDGET["cpu" if device_type == "cpu" else "accelerator"]
+        return DEFAULT_BUDGET[_side(device_type)] if self.budget is None else self.budget
+
+    def largest_on(self, device_type: str) -> int:
+        """Nodes that a tree has at most."""
+        budget = self.budget_on(device_type)
+        return budget if isinstance(budget, int) else LARGEST_AUTO[_side(device_type)]
 
 
-def _integer(config: GenerationConfig, name: str, lowest: int) -> int | None:
+def _side(device_type: str) -> str:
+    return "cpu" if device_type == "cpu" else "accelerator"
+
+
+def _integer(config: GenerationConfig, name: str, lowest: int, further: str = "") -> int | None:
     value = getattr(config, name, None)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= MAX_BUDGET:
-        raise ValueError(f"`{name}` must be a whole number from {lowest} to {MAX_BUDGET}, or None, got {value!r}.")
+        raise ValueError(
+            f"`{name}` must be {further}a whole number from {lowest} to {MAX_BUDGET}, or None, got {value!r}."
+        )
     return value

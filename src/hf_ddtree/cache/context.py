@@ -24,23 +24,26 @@ class DrafterContext:
         adopt(self.cache)
         #: Tokens of the sequence whose keys and values the drafter holds.
         self.position = 0
-        self._unread: torch.Tensor | None = None
+        # In pieces, as rounds may add tokens one by one for long before a pass reads them.
+        self._unread: list[torch.Tensor] = []
         self._rows: tuple[torch.Tensor, int] | None = None
 
     @property
     def length(self) -> int:
         """Tokens of the sequence the drafter has read or been given to read."""
-        return self.position + (self._unread.shape[1] if self._unread is not None else 0)
+        return self.position + sum(taps.shape[1] for taps in self._unread)
 
     def unread(self, taps: torch.Tensor) -> None:
         """Adds taps, `(1, new, taps * hidden_size)`, for the next pass to read."""
-        self._unread = taps if self._unread is None else torch.cat([self._unread, taps], dim=1)
+        self._unread.append(taps)
 
     def read(self) -> torch.Tensor:
         """The taps that the next pass brings."""
-        if self._unread is None:
+        if not self._unread:
             raise RuntimeError("There is nothing to read: a drafter pass follows a forward of the target.")
-        return self._unread
+        if len(self._unread) > 1:
+            self._unread = [torch.cat(self._unread, dim=1)]
+        return self._unread[0]
 
     def belongs_to(self, drafter: PreTrainedModel) -> bool:
         return self._drafter() is drafter
@@ -53,7 +56,7 @@ class DrafterContext:
     def commit(self, new: int) -> None:
         """After the pass: keeps the context tokens."""
         prune(self.cache, torch.arange(new))
-        self.position, self._unread = self.position + new, None
+        self.position, self._unread = self.position + new, []
 
     def rollback(self) -> None:
         """After a failed pass: keeps nothing of it."""

@@ -8,7 +8,6 @@ from transformers.generation import CandidateGenerator
 
 from hf_ddtree.cache import DrafterContext
 from hf_ddtree.compat import CACHE_NAME, model_name
-from hf_ddtree.configuration import DEFAULT_BUDGET
 from hf_ddtree.drafters import TargetIO
 from hf_ddtree.drafters.heads import path_scorer
 from hf_ddtree.tree import (
@@ -47,7 +46,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         assistant_model: PreTrainedModel,
         target: PreTrainedModel,
         generation_config: GenerationConfig,
-        budget: int = DEFAULT_BUDGET["cpu"],
+        budget: int = 31,
         max_branching: int | None = None,
         context: DrafterContext | None = None,
     ):
@@ -128,28 +127,31 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             return flat[:, -new - 1 :]
         return flat[:, -1:] + torch.arange(-new, 1, device=flat.device)
 
-    def scorer(self, states: torch.Tensor, logits: torch.Tensor) -> Scorer:
+    def scorer(self, states: torch.Tensor, logits: torch.Tensor, budget: int | None = None) -> Scorer:
         """The drafter's path-conditioned head, or its marginals, of no more ranks than the budget can use."""
+        budget = self.budget if budget is None else budget
         if torch.isnan(states).any():
             self._refuse_nan()
         if (head := path_scorer(self.drafter, states, logits, self.target_io.token_map)) is not None:
             return head
-        log_probs, token_ids = self._top(logits)
+        log_probs, token_ids = self._top(logits, budget)
         return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy())
 
-    def ranking(self, states: torch.Tensor, logits: torch.Tensor) -> Scorer | DeviceMarginals:
+    def ranking(
+        self, states: torch.Tensor, logits: torch.Tensor, budget: int | None = None
+    ) -> Scorer | DeviceMarginals:
         """What [`DDTreeCandidateGenerator.build`] takes: [`DDTreeCandidateGenerator.scorer`], but on an accelerator
         marginals stay there unread. NaN then shows when the tree comes to the host, before anything of it is emitted.
         """
         if logits.device.type in HOST_BUILT or self._has_head:
-            return self.scorer(states, logits)
+            return self.scorer(states, logits, budget)
         nan = torch.isnan(states).any()[None].to(logits.device)
 
         def explain() -> None:
             if nan:
                 self._refuse_nan()
 
-        return DeviceMarginals(*self._top(logits), nan, explain)
+        return DeviceMarginals(*self._top(logits, self.budget if budget is None else budget), nan, explain)
 
     def _refuse_nan(self) -> None:
         raise ValueError(
@@ -157,19 +159,22 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             "`dtype=torch.bfloat16` or `torch.float32`."
         )
 
-    def _top(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _top(self, logits: torch.Tensor, budget: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and target tokens of the ranks that the budget can use."""
-        ranks = max(1, min(self.budget, self.max_branching or self.budget, logits.shape[-1]))
+        ranks = max(1, min(budget, self.max_branching or budget, logits.shape[-1]))
         log_probs, token_ids = top_marginals(logits, ranks)
         if (token_map := self.target_io.token_map) is not None:
             token_ids = token_map.to(token_ids.device)[token_ids]
         return log_probs, token_ids
 
-    def build(self, anchor: int, ranking: Scorer | DeviceMarginals) -> DraftTree | DeviceTree:
+    def build(
+        self, anchor: int, ranking: Scorer | DeviceMarginals, budget: int | None = None
+    ) -> DraftTree | DeviceTree:
         """The tree of `budget` nodes with the highest expected acceptance length under the scorer (Algorithm 1)."""
+        budget = self.budget if budget is None else budget
         if isinstance(ranking, DeviceMarginals):
-            return ranking.build(self.budget, anchor)
-        return build_from_scorer(ranking, self.budget, max_branching=self.max_branching, anchor=anchor)
+            return ranking.build(budget, anchor)
+        return build_from_scorer(ranking, budget, max_branching=self.max_branching, anchor=anchor)
 
     def get_candidates(
         self,

@@ -160,7 +160,9 @@ def check_inputs(
     attention.check_padding(TreeSettings.read(generation_config).attention_route, model_kwargs.get("attention_mask"))
     embedded = embeds.shape[1] if embeds is not None and input_ids.shape[1] == 0 else 0
     budget = TreeSettings.read(generation_config).budget_on(target.device.type)
-    positions.check_length(target, generation_config.max_length + embedded, budget)
+    # An automatic budget keeps its trees as small as it takes.
+    nodes = budget if isinstance(budget, int) else 0
+    positions.check_length(target, generation_config.max_length + embedded, nodes)
 
 
 def _check_room(

@@ -36,6 +36,7 @@ from hf_ddtree.generation.output import (
 )
 from hf_ddtree.generation.ranks import Ranks
 from hf_ddtree.generation.self_test import check_target_verifies_trees
+from hf_ddtree.generation.sizing import FixedSize, Sizing, auto_size
 from hf_ddtree.generation.verification import TreeVerifier
 from hf_ddtree.linear_layers import fast_linear_layers
 from hf_ddtree.round import TapCollector
@@ -93,12 +94,14 @@ class _Session:
         self.config, self.model_kwargs = generation_config, model_kwargs
         self.cache = _own_cache(model_kwargs)
         settings, device = TreeSettings.read(generation_config), device_of(model) or model.device
-        self.budget, self.max_branching = settings.budget_on(device.type), settings.max_branching
+        self.max_branching = settings.max_branching
+        self.sizing = self._sizing(settings, device)
         self.taps = TapCollector(decoder_layers(model), drafter.config.target_layer_ids, active_stream(model))
         # The kernel gives no attention weights; they come from eager attention alone.
         route = "torch" if generation_config.output_attentions else settings.attention_route
         self.verify = TreeVerifier(model, self.taps, route)
-        self.verify.compile_if_asked(ranks, generation_config, model_kwargs, self.budget)
+        fixed = self.sizing.largest if isinstance(self.sizing, FixedSize) else None
+        self.verify.compile_if_asked(ranks, generation_config, model_kwargs, fixed)
         # A static cache has a prefill in chunks compiled, whose taps would lie in memory that the next chunk reuses.
         generation_config.disable_compile = True
         self.collector = OutputCollector(generation_config, text_config(model))
@@ -111,6 +114,16 @@ class _Session:
         # Made by the prefill: what the drafter has read depends on the cache, which only then is whole.
         self.context: DrafterContext
         self.candidates: DDTreeCandidateGenerator
+
+    def _sizing(self, settings: TreeSettings, device: torch.device) -> Sizing:
+        largest = settings.largest_on(device.type)
+        if isinstance(settings.budget_on(device.type), int):
+            return FixedSize(largest)
+        embeds = self.model_kwargs.get("inputs_embeds")
+        length = self.config.max_length + (embeds.shape[1] if embeds is not None else 0)
+        largest = positions.most_nodes(self.model, length, largest)
+        agreed = self.ranks.group is not None
+        return auto_size(self.model, self.drafter, device, self.config.do_sample, largest, agreed)
 
     def run(self, input_ids: torch.Tensor) -> DDTreeDecoderOnlyOutput | torch.Tensor:
         check_target_verifies_trees(self.model, self.verify, self.ranks)
@@ -149,13 +162,13 @@ class _Session:
         # A static cache gives a tensor, which grows with the cache.
         seen = int(self.cache.get_seq_length())
         self.context = _drafter_context(self.cache, self.drafter, seen)
-        room = max(self.verify.room(self.budget), int(self.ranks.synced))
+        room = max(self.verify.room(self.sizing.largest), int(self.ranks.synced))
         tree_cache.adopt_static(self.cache, room, fixed=self.verify.compiled is not None)
         with self.taps.collect(), tree_cache.restored_on_error(self.cache):
             outputs = prefill(self.model, input_ids, self.config, self.model_kwargs)
         tree_cache.adopt(self.cache)
         self.candidates = DDTreeCandidateGenerator(
-            self.drafter, self.model, self.config, self.budget, self.max_branching, self.context
+            self.drafter, self.model, self.config, self.sizing.largest, self.max_branching, self.context
         )
         self.context.unread(self.taps.taps())
         self.stats.routes = self.verify.routes(self.cache)
@@ -165,10 +178,14 @@ class _Session:
         if self.last_position is not None:
             self.anchor_position = int(self.model_kwargs["position_ids"][..., -1].max())
         self.timer.lap("prefill")
+        self.timer.end_round()
         return walk
 
     def _round(self, input_ids: torch.Tensor, anchor: int) -> Walk:
         tree = self.ranks.agreed(self._draft(anchor, input_ids.shape[1]))
+        if self.verify.compiled is not None:
+            # Which graph serves is known on the host only: one more wait for a device than without a graph.
+            tree = tree.on_host()
         path: torch.Tensor | None = None
         try:
             tree_cache.begin(self.cache)
@@ -185,21 +202,28 @@ class _Session:
                 tree_cache.prune(self.cache, path)
             raise
         taps = self.taps.taps()
-        self.context.unread(taps[:, path.to(taps.device)])
+        self.context.unread(taps[:, path.to(taps.device)] if len(tree) > 1 else taps)
         self.collector.verified(outputs, walk.path, len(tree), self.cache)
         self._extend_kwargs(outputs, len(walk.path))
         self.anchor_position += len(walk.path)
         self.stats.acceptance_lengths.append(len(walk.path))
         self.stats.nodes_verified += walk.tree.num_drafted
+        self.stats.tree_sizes.append(walk.tree.num_drafted)
         self.floor.observe(walk.tree.num_drafted, len(walk.path))
         if self.stats.trees is not None:
             self.stats.trees.append(VerifiedTree(walk.tree, walk.path))
+        self.sizing.observe(walk)
         self.timer.lap("commit")
+        self.timer.end_round()
+        for stages in self.timer.finished():
+            if "prefill" not in stages:
+                self.sizing.observe_seconds(stages)
         return walk
 
     def _idle_round(self, anchor: int) -> None:
         """Runs what a round runs, for other processes whose forwards need this one; nothing of it is kept."""
-        self._idle_pass(anchor)
+        if self.ranks.any_drafts(False):
+            self._idle_pass(anchor)
         try:
             tree_cache.begin(self.cache)
             self.verify(DraftTree.root_only(anchor), self.model_kwargs)
@@ -217,9 +241,10 @@ class _Session:
         depth = min(candidates.draft_depth, room - 1)
         if self.last_position is not None:
             depth = min(depth, self.last_position - self.anchor_position)
-        if depth < 1 or self.budget == 0:
-            if self.ranks.synced:
-                self._idle_pass(anchor)
+        nodes = self.ranks.agreed_nodes(self.sizing.nodes(length, depth))
+        if self.ranks.any_drafts(nodes > 0) and nodes == 0:
+            self._idle_pass(anchor)
+        if nodes == 0:
             return DraftTree.root_only(anchor)
         states, logits = candidates.draft_states(
             anchor,
@@ -228,9 +253,9 @@ class _Session:
             self.model_kwargs.get("attention_mask"),
             depth,
         )
-        ranking = candidates.ranking(states, logits)
+        ranking = candidates.ranking(states, logits, nodes)
         self.timer.lap("draft")
-        tree = candidates.build(anchor, ranking)
+        tree = self.sizing.cut(candidates.build(anchor, ranking, nodes))
         self.timer.lap("build")
         return tree
 

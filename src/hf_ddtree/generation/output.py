@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,6 +34,7 @@ class SpeculationStats:
         acceptance_lengths (`list[int]`): tokens emitted in each round, the bonus token included. The token that the
             prefill gives is no round; a last round cut by a stop is included with what it emitted.
         nodes_verified (`int`): draft nodes the target read, roots not counted.
+        tree_sizes (`list[int]`): of those, each round's; 0 where it ran the target alone.
         seconds (`dict[str, float]`): time in each stage: draft, build, verify, accept, commit.
         prefill_seconds (`float`): time until the first token.
         routes (`dict[str, int]`): how many layers of the target read trees by each route: `"attention"`, and where
@@ -47,6 +48,7 @@ class SpeculationStats:
 
     acceptance_lengths: list[int] = field(default_factory=list)
     nodes_verified: int = 0
+    tree_sizes: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     prefill_seconds: float = 0.0
     routes: dict[str, int] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class SpeculationStats:
         """Adds the rounds of another generate."""
         self.acceptance_lengths += other.acceptance_lengths
         self.nodes_verified += other.nodes_verified
+        self.tree_sizes += other.tree_sizes
         self.prefill_seconds += other.prefill_seconds
         self.routes = {**self.routes, **other.routes}
         for route, layers in other.attention_routes.items():
@@ -133,12 +136,14 @@ def report(stats: SpeculationStats) -> None:
 
 
 class StageTimer:
-    """Splits a generate's time into stages; on CUDA by events that are read once, at the end."""
+    """Splits a generate's time into stages; on CUDA by events, which are read when the device is past them."""
 
     def __init__(self, device: torch.device):
         self._on_cuda = device.type == "cuda"
         self._last = self._now()
+        # Laps of the round that runs, and of rounds whose events the device may not have reached.
         self._laps: list[tuple[str, Any, Any]] = []
+        self._rounds: deque[list[tuple[str, Any, Any]]] = deque()
         self._seconds: Counter[str] = Counter()
 
     def _now(self) -> Any:
@@ -151,17 +156,36 @@ class StageTimer:
     def lap(self, stage: str) -> None:
         """Counts the time since the last lap to `stage`."""
         now = self._now()
-        if self._on_cuda:
-            self._laps.append((stage, self._last, now))
-        else:
-            self._seconds[stage] += now - self._last
+        self._laps.append((stage, self._last, now))
         self._last = now
+
+    def end_round(self) -> None:
+        """The laps since the last call were a round's, or the prefill's."""
+        self._rounds.append(self._laps)
+        self._laps = []
+
+    def finished(self) -> Iterator[dict[str, float]]:
+        """Seconds of the stages of each round that has ended and was not given yet; never waits for the device."""
+        while self._rounds and self._reached(self._rounds[0][-1][2]):
+            yield self._read(self._rounds.popleft())
+
+    def _reached(self, event: Any) -> bool:
+        return bool(event.query()) if self._on_cuda else True
+
+    def _read(self, laps: list[tuple[str, Any, Any]]) -> dict[str, float]:
+        stages: dict[str, float] = {}
+        for stage, start, end in laps:
+            seconds = start.elapsed_time(end) / 1000 if self._on_cuda else end - start
+            stages[stage] = stages.get(stage, 0.0) + seconds
+        self._seconds.update(stages)
+        return stages
 
     def read(self) -> dict[str, float]:
         """Seconds of each stage so far."""
-        if self._laps:
+        if self._on_cuda:
             torch.cuda.synchronize()
-        while self._laps:
-            stage, start, end = self._laps.pop()
-            self._seconds[stage] += start.elapsed_time(end) / 1000
+        while self._rounds:
+            self._read(self._rounds.popleft())
+        self._read(self._laps)
+        self._laps = []
         return dict(self._seconds)

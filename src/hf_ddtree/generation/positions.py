@@ -55,6 +55,18 @@ def check_length(target: PreTrainedModel, length: int, budget: int) -> None:
         )
 
 
+def most_nodes(target: PreTrainedModel, length: int, budget: int) -> int:
+    """The largest tree up to `budget` nodes, behind up to `length` tokens, that [`check_length`] passes."""
+    config = text_config(target)
+    for settings in rope_settings(config):
+        boundary = settings.get("original_max_position_embeddings")
+        if settings.get("rope_type") == "longrope" and boundary is not None:
+            budget = min(budget, boundary - 1)
+    if getattr(config, "attn_temperature_tuning", False):
+        budget = min(budget, getattr(config, "floor_scale", 0) - length - 2)
+    return max(budget, 0)
+
+
 def last_position(target: PreTrainedModel) -> int | None:
     """The last position that the model has an embedding for, or `None` if it computes embeddings for any.
 

@@ -40,6 +40,18 @@ class Ranks:
                 flag = bool(flags.item())
         return flag
 
+    def any_drafts(self, drafts: bool) -> bool:
+        """Whether this process, or under `synced_gpus` any, runs its drafter in this round; all must then."""
+        return self.any(drafts) if self.synced else drafts
+
+    def agreed_nodes(self, nodes: int) -> int:
+        """The number of nodes to draft of the tensor-parallel group's first process, in all of them."""
+        if self.group is None:
+            return nodes
+        number = torch.tensor(nodes, device=self.device)
+        self._from_first(number)
+        return int(number)
+
     def unfinished(self, finished: bool) -> bool:
         """Whether another round is due: for this process, or under `synced_gpus` for any."""
         return has_unfinished_sequences(self.target, finished, self.device) if self.synced else not finished

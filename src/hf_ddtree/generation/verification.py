@@ -74,7 +74,7 @@ class TreeVerifier:
         """
         with self.taps.collect():
             if self.compiled is not None:
-                return self._compiled(self.compiled, tree, model_kwargs)
+                return self._compiled(self.compiled, tree.on_host(), model_kwargs)
             if len(tree) == 1 and not self.recurrent.routes:
                 # The anchor alone needs no tree: this is the forward of plain decoding. With recurrent layers that
                 # would move their states in place, which no rollback could undo.
@@ -93,10 +93,8 @@ class TreeVerifier:
             self.attention_routes.update(tree_round.routes)
             return outputs
 
-    def _compiled(self, forward: CompiledForward, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any]) -> Any:
+    def _compiled(self, forward: CompiledForward, tree: DraftTree, model_kwargs: dict[str, Any]) -> Any:
         """The same by a compiled forward: rows behind the tree's own are its padding, which its outputs keep."""
-        # Which size is right is known on the host only: one more wait for a device than a round has without a graph.
-        tree = tree.on_host()
         whole = padded(tree, max(rows_for(len(tree)), self.fewest_rows))
         device = self.target.device
         # The graph takes masks with their numbers.

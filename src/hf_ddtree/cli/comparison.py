@@ -38,7 +38,7 @@ def top_two_gap(target: PreTrainedModel, token_ids: Sequence[int]) -> Gap:
     return Gap(best - second, best - second <= allowed)
 
 
-def as_json(tallies: Tallies, budget: int) -> dict[str, dict[str, Any]]:
+def as_json(tallies: Tallies, budget: int | str) -> dict[str, dict[str, Any]]:
     """One object a mode; seconds are those of the best runs, stage seconds those of all runs."""
     plain = tallies["plain"]
     report: dict[str, dict[str, Any]] = {}

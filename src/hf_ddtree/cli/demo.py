@@ -108,7 +108,7 @@ def _measure(runner: Runner, prompts: list[Prompt]) -> Tallies:
     return tallies
 
 
-def _print_tables(console: Console, runner: Runner, tallies: Tallies, budget: int) -> None:
+def _print_tables(console: Console, runner: Runner, tallies: Tallies, budget: int | str) -> None:
     tree, prompts = tallies["tree"], len(tallies["tree"].runs)
     what = f"{prompts} prompts" if prompts > 1 else "one prompt"
     console.rule(f"{what}, {runner.max_new_tokens} new tokens, greedy", align="left")

@@ -74,7 +74,7 @@ def _examine(
     _tested(console, rows_of(model))
     pair = Pair(model, loaded, AutoTokenizer.from_pretrained(target))
     trial = run_trial(pair, prompt, budget)
-    rows = TreeSettings.read(DDTreeConfig(budget=budget)).budget_on(model.device.type) + 1
+    rows = TreeSettings.read(DDTreeConfig(budget=budget)).largest_on(model.device.type) + 1
     sizes = memory(pair, rows, trial.output)
     _table(console, "Memory (estimated)", ((what, _size(size)) for what, size in sizes.items()))
     console.print(Text(f"\nTrial, {TRIAL_TOKENS} tokens", "bold"))

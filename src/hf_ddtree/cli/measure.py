@@ -69,12 +69,12 @@ class Runner:
     Args:
         pair (`Pair`): what to generate with.
         max_new_tokens (`int`): where a run ends at the latest.
-        budget (`int`, *optional*): the tree's.
+        budget (`int` or `str`, *optional*): the tree's.
     """
 
     pair: Pair
     max_new_tokens: int
-    budget: int | None = None
+    budget: int | str | None = None
 
     def run(self, mode: str, prompt: str, streamer: RoundCounter | None = None, **settings: Any) -> Run:
         """`settings` are further fields of the generation config."""

@@ -25,7 +25,7 @@ NAMES = {
 
 
 def strategy(
-    method: str, pair: Pair, settings: dict[str, Any], budget: int | None = None
+    method: str, pair: Pair, settings: dict[str, Any], budget: int | str | None = None
 ) -> tuple[GenerationConfig, dict[str, Any]]:
     """The generation config of a method, and the arguments that go beside it.
 
@@ -33,7 +33,7 @@ def strategy(
         method (`str`): one of [`METHODS`].
         pair (`Pair`): whose drafter serves the methods that have one.
         settings (`dict`): fields of the config that all methods share.
-        budget (`int`, *optional*): nodes of the tree, where the method is one.
+        budget (`int` or `str`, *optional*): nodes of the tree, or `"auto"`, where the method is one.
     """
     drafter = {"assistant_model": pair.drafter}
     match method:

@@ -15,7 +15,7 @@ _WHAT = {
 }
 
 
-def modes_table(tallies: dict[str, Tally], budget: int) -> Table:
+def modes_table(tallies: dict[str, Tally], budget: int | str) -> Table:
     """A row a mode."""
     table = _table("mode", "forwards", "tokens/s", "x plain", "acceptance\nlength", "outside\nloops", "identical")
     plain = tallies["plain"]

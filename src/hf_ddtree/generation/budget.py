@@ -41,7 +41,7 @@ class BudgetController:
 
     Every round gives `tokens` and takes `seconds`. In the long run most tokens a second come from taking, in each
     round, the size with the highest `expected tokens - rate * seconds`, where `rate` is what the rounds before gave
-    (Dinkelbach's rule for the ratio of two sums; the highest ratio of each single round would favour small trees too
+    (Dinkelbach's rule for a ratio of two sums; the highest ratio of each single round would favour small trees too
     much). Drafting itself is judged by what it has brought against plain decoding of the same time: a running sum of
     `tokens - seconds / seconds of a plain token`, bounded above, ends drafting when it is used up. Plain rounds follow,
     and after ever more of them a trial.

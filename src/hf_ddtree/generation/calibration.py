@@ -1,5 +1,6 @@
 """How far a drafter's probabilities are right, learned from every walk."""
 
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -20,10 +21,10 @@ class Calibration:
     """
     Factors between the probabilities a drafter gives and how often they come true, by depth, rank and spine.
 
-    A node is on the spine if every token before it is its position's most probable one. Independent marginals are about
-    right there and too sure elsewhere, as they do not know which token came before. A factor that was observed
-    little is drawn towards its rank's over all depths, that one towards the factor over all nodes, and this
-    one towards 1.
+    A node is on the spine if every token before it is its position's most probable one. Independent marginals are
+    about right there and too sure elsewhere, as they do not know which token came before. A factor that was observed
+    little is drawn towards its rank's over all depths, that one towards the factor over all nodes, and this one
+    towards 1.
 
     A walk tells about the children of the nodes it reached and of no others, and which nodes those are depends on the
     tree's size but not on what their children did. So the factors are unbiased, however small the trees.
@@ -53,7 +54,7 @@ class Calibration:
         sums = np.zeros(len(parents))
         by_depth = np.argsort(depths, kind="stable")
         ends = np.searchsorted(depths[by_depth], np.arange(1, depths.max() + 2))
-        for start, end in zip(ends[:-1], ends[1:], strict=True):
+        for start, end in itertools.pairwise(ends):
             level = by_depth[start:end]
             sums[level] = sums[parents[level]] + steps[level - 1]
         return np.exp(sums)

@@ -1,11 +1,12 @@
 """What a round costs by the nodes it verifies and the tokens before them, learned from the rounds themselves."""
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
 
-#: Nodes a tree may have under `budget="auto"`, the root not counted. One less than a power of two, as the root comes on
-#: top and few shapes repeat.
+#: Nodes a tree may have under `budget="auto"`, the root not counted. One less than a power of two, as the root comes
+#: on top and few shapes repeat.
 SIZES = tuple(2**power - 1 for power in range(11))
 
 #: Measurements kept of a size. Their lower median is robust against another process's bursts, and follows in half as
@@ -87,7 +88,7 @@ class CostModel:
         return self._draft.typical if self._draft.count else 0.0
 
     def typical(self, size: int, context: int) -> float:
-        """Seconds of verifying `SIZES[size]` nodes: as measured, or, never measured, as [`CostModel.seconds`] has it."""
+        """Seconds of verifying `SIZES[size]` nodes as measured, or else as [`CostModel.seconds`] has them."""
         return self._estimate(size, context) if self._sizes[size].count else self.seconds(context)[size]
 
     def seconds(self, context: int, allowance: float = math.inf) -> list[float]:
@@ -114,7 +115,7 @@ class CostModel:
             cheapest = found[size] = min(found[size], cheapest)
         for size in range(known[0]):
             found[size] = found[known[0]]
-        for below, above in zip(known, known[1:], strict=False):
+        for below, above in itertools.pairwise(known):
             for size in range(below + 1, above):
                 share = (SIZES[size] - SIZES[below]) / (SIZES[above] - SIZES[below])
                 found[size] = found[below] + share * (found[above] - found[below])
@@ -156,7 +157,7 @@ class CostModel:
 
 
 def _next(seconds: Sequence[float]) -> float:
-    """The size after the last of `seconds` if time went on growing with nodes as it did before it: convexity's bound."""
+    """The size after the last of `seconds` if time goes on growing with nodes as it did before: convexity's bound."""
     last = seconds[-1]
     before = seconds[-2] if len(seconds) > 1 else last
     # From 2^k to 2^(k+1) rows it is twice as far as from 2^(k-1) to 2^k.

@@ -18,7 +18,7 @@ DRAFTING = ("draft", "build")
 
 
 class Sizing(Protocol):
-    """Asked in this order in each round: `nodes`, `cut` if something was drafted, `observe`; then `observe_seconds`."""
+    """Asked in each round for `nodes`, if some are drafted to `cut` them, and told what came of it."""
 
     #: Nodes of a tree at most.
     largest: int

@@ -14,6 +14,7 @@ from hf_ddtree.cli.benchmark.exactness import unexplained
 from hf_ddtree.cli.benchmark.extra import needs
 from hf_ddtree.cli.benchmark.header import header_of
 from hf_ddtree.cli.benchmark.hub import HUB_SETS
+from hf_ddtree.cli.benchmark.lists import budgets as budgets_of
 from hf_ddtree.cli.benchmark.lists import numbers, words
 from hf_ddtree.cli.benchmark.plan import Grid
 from hf_ddtree.cli.benchmark.plan import methods as planned
@@ -27,7 +28,7 @@ from hf_ddtree.cli.options import Chat, Device, Dtype, Threads
 from hf_ddtree.cli.pair import check_pair_options, load_pair
 from hf_ddtree.cli.reporting.table import markdown
 
-BUDGETS = {"cpu": [7, 15, 31, 63], "accelerator": [15, 31, 63, 127, 255, 511, 1023]}
+BUDGETS: dict[str, list[int | str]] = {"cpu": [7, 15, 31, 63], "accelerator": [15, 31, 63, 127, 255, 511, 1023]}
 
 
 def bench(
@@ -38,7 +39,7 @@ def bench(
         typer.Option(help=f"JSON lines of prompts, {SHIPPED}, or from the Hub: {', '.join(HUB_SETS)}. Repeatable."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where runs are kept; the summary goes beside it.")] = Path("bench.jsonl"),
-    budgets: Annotated[str | None, typer.Option(help="Nodes of the trees, such as 0,7,15,31,63.")] = None,
+    budgets: Annotated[str | None, typer.Option(help="Nodes of the trees, such as auto,7,15,31,63.")] = None,
     temperatures: Annotated[str, typer.Option(help="0 is greedy; 0,1 measures both.")] = "0",
     methods: Annotated[str, typer.Option(help="Compared with plain decoding.")] = ",".join(
         (LOOKUP, NATIVE, CHAIN, TREE)
@@ -75,7 +76,7 @@ def bench(
         chosen = [*words(methods), *([COMPILED] if compiled else [])]
         planned(chosen, [])
         heats = numbers(temperatures, "--temperatures", float)
-        nodes = numbers(budgets, "--budgets", int) if budgets else None
+        nodes = budgets_of(budgets, "--budgets") if budgets else None
         lengths = numbers(contexts, "--contexts", int, lowest=1) if contexts else []
         sources = data_sets.read(data or [SHIPPED], limit)
         processes = Processes.join(device)

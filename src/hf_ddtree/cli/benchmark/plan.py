@@ -1,5 +1,6 @@
 """What is measured, in which order."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,7 +12,7 @@ class Method(NamedTuple):
     """A way to generate, with the nodes of its tree if it is one."""
 
     name: str
-    budget: int | None = None
+    budget: int | str | None = None
 
     @property
     def label(self) -> str:
@@ -33,7 +34,7 @@ class Unit(NamedTuple):
         return self[:4]
 
 
-def methods(names: Sequence[str], budgets: Sequence[int]) -> list[Method]:
+def methods(names: Sequence[str], budgets: Sequence[int | str]) -> list[Method]:
     """Plain decoding, which all others are measured against, and the named ones; a tree for each budget.
 
     Raises:
@@ -43,7 +44,13 @@ def methods(names: Sequence[str], budgets: Sequence[int]) -> list[Method]:
     if unknown:
         raise ValueError(f"--methods: {', '.join(unknown)} is not one of {', '.join(METHODS)}.")
     chosen = [Method(name) for name in METHODS if name in (PLAIN, *names) and name != TREE]
-    return chosen + [Method(TREE, budget) for budget in sorted(set(budgets)) if TREE in names]
+    in_order = sorted(set(budgets), key=nodes_of)
+    return chosen + [Method(TREE, budget) for budget in in_order if TREE in names]
+
+
+def nodes_of(budget: int | str | None) -> float:
+    """What budgets are sorted by: none first, `"auto"` last."""
+    return math.inf if isinstance(budget, str) else budget or 0
 
 
 @dataclass(frozen=True)

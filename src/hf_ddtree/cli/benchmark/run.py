@@ -17,6 +17,7 @@ from hf_ddtree.cli.measure import Run, generate
 from hf_ddtree.cli.methods import CHAIN, COMPILED, PLAIN, TREE, strategy
 from hf_ddtree.cli.pair import Pair
 from hf_ddtree.cli.rounds import RoundCounter, TokenCounter
+from hf_ddtree.configuration import AUTO
 
 WARM_UP_TOKENS = 16
 
@@ -102,6 +103,8 @@ class Bench:
         }
         if unit.method.name in (CHAIN, TREE):
             figures |= {"nodes_verified": run.stats.nodes_verified, "stage_seconds": run.stats.seconds}
+            if unit.method.budget == AUTO:
+                figures["tree_sizes"] = run.stats.tree_sizes
         return figures
 
     def _generate(self, method: Method, prompt: list[int], temperature: float, max_new_tokens: int) -> Run:

@@ -11,7 +11,7 @@ from hf_ddtree.cli.benchmark.results import Record
 from hf_ddtree.cli.methods import CHAIN, PLAIN, TREE
 from hf_ddtree.generation.output import STAGES
 
-Cell = tuple[str, float, str, int | None]
+Cell = tuple[str, float, str, int | str | None]
 
 
 def summarise(lines: Sequence[Record]) -> Record:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_ddtree.cli.benchmark.extra import needs
+from hf_ddtree.cli.benchmark.plan import nodes_of
 from hf_ddtree.cli.methods import CHAIN, COMPILED, LOOKUP, NAMES, NATIVE, PLAIN, TREE
 from hf_ddtree.cli.reporting.canvas import panels, save
 from hf_ddtree.cli.reporting.table import Summary, group_title, groups, name, prompts, title
+from hf_ddtree.configuration import AUTO
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; line styles and markers differ too.
 _LINES: dict[str, dict[str, Any]] = {
@@ -18,6 +20,8 @@ _LINES: dict[str, dict[str, Any]] = {
     COMPILED: {"color": "#56B4E9", "linestyle": (0, (7, 2))},
     PLAIN: {"color": "#555555", "linestyle": (0, (1, 2))},
 }
+#: The tree of automatic size, which is a level as well.
+_AUTO_LINE: dict[str, Any] = {"color": "#0072B2", "linestyle": (0, (4, 1, 1, 1, 1, 1))}
 _STAGES = {
     "draft": "#0072B2",
     "build": "#F0E442",
@@ -68,7 +72,8 @@ def draw(summary: Summary, folder: Path, prefix: str = "") -> list[Path]:
 
 
 def _trees(cells: Sequence[Summary]) -> list[Summary]:
-    return [cell for cell in cells if cell["method"] == TREE]
+    """Those of a size that was given: an automatic one has no place on an axis of sizes."""
+    return [cell for cell in cells if cell["method"] == TREE and cell["budget"] != AUTO]
 
 
 def _ours(cells: Sequence[Summary]) -> list[Summary]:
@@ -79,13 +84,13 @@ def _by_context(cells: Sequence[Summary]) -> list[Panel]:
     """A panel a method of ours, with plain decoding's cells beside its own."""
     long = [cell for cell in cells if cell["context"] is not None]
     plain = [cell for cell in long if cell["method"] == PLAIN]
-    order = sorted(_ours(long), key=lambda cell: (cell["budget"] or 0, cell["context"]))
+    order = sorted(_ours(long), key=lambda cell: (nodes_of(cell["budget"]), cell["context"]))
     names = dict.fromkeys(name(cell) for cell in order)
     return [Panel(label, [cell for cell in order if name(cell) == label] + plain) for label in names]
 
 
 def _against_budget(axes: Any, cells: Sequence[Summary], figure: str) -> None:
-    """The trees' line with its intervals, and every other method as a level."""
+    """The line of trees of each size with its intervals, and all else as a level."""
     trees = [cell for cell in _trees(cells) if cell[figure] is not None]
     places = range(len(trees))
     values = [cell[figure]["value"] for cell in trees]
@@ -94,8 +99,12 @@ def _against_budget(axes: Any, cells: Sequence[Summary], figure: str) -> None:
         for side in ("low", "high")
     ]
     for cell in cells:
-        if cell["method"] != TREE and cell[figure] is not None:
-            axes.axhline(cell[figure]["value"], label=NAMES[cell["method"]], linewidth=1.6, **_LINES[cell["method"]])
+        auto = cell["budget"] == AUTO
+        if (cell["method"] != TREE or auto) and cell[figure] is not None:
+            line = _AUTO_LINE if auto else _LINES[cell["method"]]
+            axes.axhline(
+                cell[figure]["value"], label=name(cell) if auto else NAMES[cell["method"]], linewidth=1.6, **line
+            )
     axes.errorbar(places, values, yerr=reach, label=NAMES[TREE], marker="o", capsize=3, zorder=3, **_LINES[TREE])
     axes.set_xticks(places, [str(cell["budget"]) for cell in trees])
     axes.set_xlim(-0.4, len(trees) - 0.6)

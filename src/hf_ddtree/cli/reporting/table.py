@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hf_ddtree.cli.benchmark.machine import what_peak_is
+from hf_ddtree.cli.benchmark.plan import nodes_of
 from hf_ddtree.cli.methods import NAMES, TREE
 
 Summary = dict[str, Any]
@@ -59,7 +60,7 @@ def groups(cells: Iterable[Summary]) -> list[tuple[Group, list[Summary]]]:
         found.setdefault((cell["dataset"], cell["temperature"]), []).append(cell)
     order = list(NAMES)
     for mine in found.values():
-        mine.sort(key=lambda cell: (order.index(cell["method"]), cell["budget"] or 0))
+        mine.sort(key=lambda cell: (order.index(cell["method"]), nodes_of(cell["budget"])))
     return list(found.items())
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 
 from hf_ddtree import DDTreeConfig, record
-from hf_ddtree.configuration import DEFAULT_BUDGET, MAX_BUDGET, SPECULATION_TYPE, TreeSettings
+from hf_ddtree.configuration import DEFAULT_BUDGET, LARGEST_AUTO, MAX_BUDGET, SPECULATION_TYPE, TreeSettings
 from pairs import make_drafter, make_target, prompt
 
 FIELDS: dict[str, Any] = dict(budget=9, max_branching=2, output_trees=True, attention_route="torch")
@@ -208,6 +208,7 @@ INVALID = [
     ("budget", 1.5),
     ("budget", True),
     ("budget", "9"),
+    ("budget", "Auto"),
     ("max_branching", 0),
     ("max_branching", -2),
     ("max_branching", False),
@@ -245,9 +246,26 @@ def test_values_out_of_range_in_a_file_stop_before_the_first_forward(
     assert not forwards
 
 
-@pytest.mark.parametrize("budget", [0, 1, MAX_BUDGET, None])
-def test_values_in_range(budget: int | None) -> None:
+@pytest.mark.parametrize("budget", [0, 1, MAX_BUDGET, None, "auto"])
+def test_values_in_range(budget: int | str | None) -> None:
     assert TreeSettings.read(DDTreeConfig(budget=budget)).budget == budget
+
+
+def test_an_automatic_budget_travels(tmp_path: Path) -> None:
+    for name, travel in TRAVELS.items():
+        given = travel(config(budget="auto"), tmp_path / name)
+        settings = TreeSettings.read(given)
+        assert settings.budget == settings.budget_on("cpu") == settings.budget_on("cuda") == "auto"
+    assert [TreeSettings.read(DDTreeConfig(budget="auto")).largest_on(device) for device in ("cpu", "cuda")] == [
+        LARGEST_AUTO["cpu"],
+        LARGEST_AUTO["accelerator"],
+    ]
+    assert [TreeSettings.read(DDTreeConfig(budget=9)).largest_on(device) for device in ("cpu", "cuda")] == [9, 9]
+
+
+def test_a_wrong_word_names_the_right_one() -> None:
+    with pytest.raises(ValueError, match=r"`budget` must be 'auto', a whole number from 0 .* or None, got 'best'"):
+        DDTreeConfig(budget="best")
 
 
 def test_another_speculation_type_is_refused() -> None:

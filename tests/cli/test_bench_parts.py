@@ -14,6 +14,7 @@ from hf_ddtree.cli.benchmark import data
 from hf_ddtree.cli.benchmark.exactness import unexplained
 from hf_ddtree.cli.benchmark.hub import HUB_SETS
 from hf_ddtree.cli.benchmark.intervals import ratio_of_medians, ratio_of_sums
+from hf_ddtree.cli.benchmark.lists import budgets
 from hf_ddtree.cli.benchmark.machine import commit, fingerprint
 from hf_ddtree.cli.benchmark.plan import Grid, Method, Unit, methods
 from hf_ddtree.cli.benchmark.processes import Processes
@@ -38,6 +39,15 @@ def test_plain_decoding_is_always_measured_and_trees_by_budget():
         "tree 31",
     ]
     assert methods(["lookup"], [7]) == [Method("plain"), Method("lookup")]
+    assert [method.label for method in methods(["tree"], ["auto", 31, 0])] == ["plain", "tree 0", "tree 31", "tree auto"]
+
+
+def test_lists_of_budgets():
+    assert budgets("31, auto,7", "--budgets") == [7, 31, "auto"]
+    assert budgets("auto", "--budgets") == ["auto"]
+    for text in ("7,many", "-1,auto", "Auto", ""):
+        with pytest.raises(ValueError, match="--budgets takes whole numbers from 0 up and auto"):
+            budgets(text, "--budgets")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

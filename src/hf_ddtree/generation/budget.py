@@ -15,8 +15,9 @@ RATE_ROUNDS = 48
 FIRST_CREDIT, LARGEST_CREDIT, TRIAL_CREDIT = 4.0, 12.0, 1.5
 #: Tokens ahead of its first credit at which a drafter has shown that it pays.
 PROOF = 2.0
-#: Plain rounds before drafting is tried again: at first, how much longer after each failure, at most.
-FIRST_WAIT, LONGER, LONGEST_WAIT = 32, 4, 512
+#: Plain rounds before drafting is tried again: at first, and at most. After each failure there are twice as many, or
+#: four times if drafting has never paid.
+FIRST_WAIT, LONGEST_WAIT = 32, 512
 #: A trial verifies at least this many nodes: without them nothing is learned of what would be accepted.
 TRIAL_NODES = 3
 
@@ -43,8 +44,8 @@ class BudgetController:
     round, the size with the highest `expected tokens - rate * seconds`, where `rate` is what the rounds before gave
     (Dinkelbach's rule for a ratio of two sums; the highest ratio of each single round would favour small trees too
     much). Drafting itself is judged by what it has brought against plain decoding of the same time: a running sum of
-    `tokens - seconds / seconds of a plain token`, bounded above, ends drafting when it is used up. Plain rounds follow,
-    and after ever more of them a trial.
+    `tokens - seconds / seconds of a plain token`, bounded above, ends drafting when it is used up. Plain rounds
+    follow, and after ever more of them a trial.
 
     Args:
         costs (`CostModel`): of this target and drafter, shared with other controllers of the pair.
@@ -58,6 +59,7 @@ class BudgetController:
         self._lock = threading.Lock()
         self._tokens = self._seconds = 0.0
         self._credit, self._proved, self._drafting = FIRST_CREDIT, False, True
+        self._ever_proved = False
         self._wait, self._waited = FIRST_WAIT, 0
         #: Largest size in use lately, which bounds the tree that is built.
         self._reach = self._start
@@ -65,7 +67,7 @@ class BudgetController:
     def begin(self) -> None:
         """A new text: where drafting did not pay before it may pay now, so the wait for a trial is shorter."""
         with self._lock:
-            self._waited = max(self._waited, self._wait - self._wait // LONGER)
+            self._waited = max(self._waited, self._wait - self._wait // 4)
 
     def plan(self, context: int, largest: int = SIZES[-1]) -> Plan:
         """
@@ -143,10 +145,11 @@ class BudgetController:
         limit = LARGEST_CREDIT if self._proved else FIRST_CREDIT + PROOF
         self._credit = min(self._credit + gain, limit)
         if not self._proved and self._credit >= FIRST_CREDIT + PROOF:
-            self._proved, self._wait = True, FIRST_WAIT
+            self._proved = self._ever_proved = True
+            self._wait = FIRST_WAIT
         if self._credit < 0:
             if not self._proved and self._waited:
-                self._wait = min(LONGER * self._wait, LONGEST_WAIT)
+                self._wait = min((2 if self._ever_proved else 4) * self._wait, LONGEST_WAIT)
             self._drafting, self._waited = False, 0
 
     def _rate(self, context: int) -> float:

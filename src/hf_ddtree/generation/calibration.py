@@ -76,6 +76,8 @@ class Calibration:
             node = 0
             for token in tokens:
                 children = np.flatnonzero(parents == node)
+                if len(children) == 0:
+                    break
                 hits = token_ids[children] == token
                 cells = depths[node], ranks[children], spine[children]
                 np.add.at(self._predicted, cells, np.exp(log_probs[children] - log_probs[node]))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 
@@ -9,9 +10,11 @@ from collections.abc import Sequence
 #: on top and few shapes repeat.
 SIZES = tuple(2**power - 1 for power in range(11))
 
-#: Measurements kept of a size. Their lower median is robust against another process's bursts, and follows in half as
-#: many rounds.
-WINDOW = 15
+#: Measurements that the usual seconds of a size are a mean over, those that count in any case, and how far from the mean
+#: one is believed, as a logarithm.
+MEMORY, FIRST, CLIP = 64, 8, 0.25
+#: Rounds whose median deviation is the machine's pace: robust against bursts, and follows in half as many rounds.
+PACE_ROUNDS = 9
 #: What a tree's attention costs in a context grows with the nodes, and a little without any: reading the context.
 CONTEXT_ROWS = 16
 #: Relative spread of a measurement, and of the share that 1000 tokens of context may add.
@@ -19,40 +22,49 @@ NOISE, CONTEXT_SHARE = 0.15, 0.5
 #: A first measurement this far above what the smaller sizes say may be a warm-up, and is made once more.
 SURPRISE = 1.3
 #: How much cheaper a size is taken to be after one measurement, and after many rounds without any, to be tried again.
-DOUBT, STALE, STALE_ROUNDS = 0.08, 0.1, 500
-#: The pace moves by this for each deviation in a row of the same sign, counted up to a limit.
-PACE_STEP, LONGEST_STREAK = 0.01, 8
+DOUBT, STALE, STALE_ROUNDS = 0.08, 0.5, 1000
+#: Rounds after which what was measured of a size counts as one measurement.
+FORGOTTEN = 100
 
 
-class _Samples:
-    """The last measurements of one thing: lower median of the seconds, mean of the contexts."""
+class _Usual:
+    """The usual seconds of one thing, and the contexts that they belong to."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=WINDOW)
-        self._contexts: deque[int] = deque(maxlen=WINDOW)
-        self.typical, self.context, self.count, self.seen = math.nan, 0.0, 0, 0
+        self.seconds, self.context, self.count, self.seen = math.nan, 0.0, 0, 0
+        #: Measurements that count.
+        self.held = 0
 
-    def add(self, seconds: float, context: int, now: int) -> None:
-        self._seconds.append(seconds)
-        self._contexts.append(context)
+    def add(self, seconds: float, context: int, now: int, weight: float = 1.0) -> None:
+        self.held = 2 if self.held and now - self.seen > FORGOTTEN else self.held + 1
         self.count, self.seen = self.count + 1, now
-        self.typical = sorted(self._seconds)[(len(self._seconds) - 1) // 2]
-        self.context = sum(self._contexts) / len(self._contexts)
+        if self.held == 1:
+            self.seconds, self.context = seconds, context
+            return
+        step = math.log(seconds / self.seconds)
+        # What comes first may be slow for a reason that does not come again.
+        if self.held == 2 and step < 0:
+            gain, limit = 1.0, math.inf
+        else:
+            gain, limit = (1.0 if self.held <= FIRST else weight) / min(self.held, MEMORY), CLIP
+        self.seconds *= math.exp(gain * max(-limit, min(limit, step)))
+        self.context += gain * (context - self.context)
 
 
 class CostModel:
     """Seconds of drafting, and of verifying trees of [`SIZES`] nodes, in a context of any length.
 
-    All seconds that go out are those of a machine at its usual pace: what slows every size alike (another process, a
-    clock that falls) is followed by one factor and leaves the sizes' ratios as they are, also of those not in use.
+    All seconds that go out are those of a machine at its usual pace. What slows every size alike (another process, a
+    clock that falls) is followed by one factor, fast, and leaves the sizes' ratios as they are, also of those that are
+    not in use.
     """
 
     def __init__(self) -> None:
-        self._sizes = [_Samples() for _ in SIZES]
-        self._draft = _Samples()
+        self._sizes = [_Usual() for _ in SIZES]
+        self._draft = _Usual()
         #: How much slower the machine is now than at its usual pace.
         self.pace = 1.0
-        self._streak = 0
+        self._deviations: deque[tuple[int, float]] = deque([(-1, 1.0)] * PACE_ROUNDS, PACE_ROUNDS)
         # Seconds for each row and token of context, and the variance of that; a scalar Kalman filter.
         self._slope, self._slope_variance = 0.0, math.nan
         self._now = 0
@@ -68,24 +80,23 @@ class CostModel:
     def observe(self, size: int, context: int, seconds: float) -> None:
         """A round verified about `SIZES[size]` nodes behind `context` tokens; drafting is not in `seconds`."""
         self._now += 1
-        samples = self._sizes[size]
-        if samples.count >= 3:
-            self._follow(seconds, self._estimate(size, context))
-        seconds /= self.pace
-        if samples.count >= 3:
-            self._learn_slope(size, context, seconds)
-        samples.add(seconds, context, self._now)
+        usual, seconds = self._sizes[size], max(seconds, 1e-9)
+        if usual.count >= 2:
+            self._deviations.append((size, seconds / self._estimate(size, context)))
+            self.pace = statistics.median(deviation for _, deviation in self._deviations)
+            self._learn_slope(size, context, seconds / self.pace)
+        # Beside no other size it cannot be told whether this one or the machine has changed.
+        others = sum(other not in (size, -1) for other, _ in self._deviations)
+        usual.add(seconds / self.pace, context, self._now, others / PACE_ROUNDS)
 
     def observe_draft(self, seconds: float) -> None:
         """A round's drafter pass and tree took `seconds`."""
-        if self._draft.count >= 3:
-            self._follow(seconds, self._draft.typical)
-        self._draft.add(seconds / self.pace, 0, self._now)
+        self._draft.add(max(seconds, 1e-9) / self.pace, 0, self._now)
 
     @property
     def draft(self) -> float:
         """Seconds of drafting; 0 before the first."""
-        return self._draft.typical if self._draft.count else 0.0
+        return self._draft.seconds if self._draft.count else 0.0
 
     def typical(self, size: int, context: int) -> float:
         """Seconds of verifying `SIZES[size]` nodes as measured, or else as [`CostModel.seconds`] has them."""
@@ -101,11 +112,11 @@ class CostModel:
             context (`int`): tokens before the tree.
             allowance (`float`): seconds.
         """
-        known = [size for size, samples in enumerate(self._sizes) if samples.count]
+        known = [size for size, usual in enumerate(self._sizes) if usual.count]
         found = [math.inf] * len(SIZES)
         for size in known:
             stale = STALE * min(1.0, self.age(size) / STALE_ROUNDS)
-            doubt = DOUBT / math.sqrt(min(self._sizes[size].count, WINDOW))
+            doubt = DOUBT / math.sqrt(min(self._sizes[size].held, MEMORY))
             found[size] = self._estimate(size, context) * (1 - stale - doubt)
         if not known:
             return found
@@ -131,29 +142,19 @@ class CostModel:
         return found
 
     def _estimate(self, size: int, context: int) -> float:
-        samples = self._sizes[size]
-        longer = context - samples.context
-        changed = samples.typical + self._slope * longer * (SIZES[size] + CONTEXT_ROWS)
-        return max(changed, samples.typical / 4)
-
-    def _follow(self, seconds: float, expected: float) -> None:
-        # By signs alone, as the typical value is a median: bursts would drag the pace up without end.
-        sign = 1 if seconds > expected * self.pace else -1
-        self._streak = sign if self._streak * sign <= 0 else self._streak + sign
-        self.pace *= math.exp(PACE_STEP * max(-LONGEST_STREAK, min(LONGEST_STREAK, self._streak)))
+        usual = self._sizes[size]
+        longer = (context - usual.context) * (SIZES[size] + CONTEXT_ROWS)
+        return max(usual.seconds + self._slope * longer, usual.seconds / 4)
 
     def _learn_slope(self, size: int, context: int, seconds: float) -> None:
-        samples = self._sizes[size]
-        rows = SIZES[size] + CONTEXT_ROWS
+        usual, rows = self._sizes[size], SIZES[size] + CONTEXT_ROWS
         if math.isnan(self._slope_variance):
-            self._slope_variance = (CONTEXT_SHARE * samples.typical / (1000 * rows)) ** 2
-        reach = (context - samples.context) * rows
-        noise = (NOISE * samples.typical) ** 2
-        error = seconds - samples.typical - self._slope * reach
-        limit = 2 * math.sqrt(noise)
-        gain = self._slope_variance * reach / (self._slope_variance * reach**2 + noise)
+            self._slope_variance = (CONTEXT_SHARE * usual.seconds / (1000 * rows)) ** 2
+        longer, noise = (context - usual.context) * rows, (NOISE * usual.seconds) ** 2
+        error, limit = seconds - usual.seconds - self._slope * longer, 2 * NOISE * usual.seconds
+        gain = self._slope_variance * longer / (self._slope_variance * longer**2 + noise)
         self._slope = max(0.0, self._slope + gain * max(-limit, min(limit, error)))
-        self._slope_variance *= 1 - gain * reach
+        self._slope_variance *= 1 - gain * longer
 
 
 def _next(seconds: Sequence[float]) -> float:

@@ -39,7 +39,12 @@ def test_plain_decoding_is_always_measured_and_trees_by_budget():
         "tree 31",
     ]
     assert methods(["lookup"], [7]) == [Method("plain"), Method("lookup")]
-    assert [method.label for method in methods(["tree"], ["auto", 31, 0])] == ["plain", "tree 0", "tree 31", "tree auto"]
+    assert [method.label for method in methods(["tree"], ["auto", 31, 0])] == [
+        "plain",
+        "tree 0",
+        "tree 31",
+        "tree auto",
+    ]
 
 
 def test_lists_of_budgets():

@@ -18,6 +18,8 @@ PROOF = 2.0
 #: Plain rounds before drafting is tried again: at first, and at most. After each failure there are twice as many, or
 #: four times if drafting has never paid.
 FIRST_WAIT, LONGEST_WAIT = 32, 512
+#: Rounds that drafted before their rate is believed.
+SETTLED = 16
 #: A trial verifies at least this many nodes: without them nothing is learned of what would be accepted.
 TRIAL_NODES = 3
 
@@ -59,7 +61,7 @@ class BudgetController:
         self._lock = threading.Lock()
         self._tokens = self._seconds = 0.0
         self._credit, self._proved, self._drafting = FIRST_CREDIT, False, True
-        self._ever_proved = False
+        self._ever_proved, self._drafted = False, 0
         self._wait, self._waited = FIRST_WAIT, 0
         #: Largest size in use lately, which bounds the tree that is built.
         self._reach = self._start
@@ -122,6 +124,7 @@ class BudgetController:
             spent = self.costs.draft + self.costs.typical(size_of(nodes), context)
             if not spent < math.inf:
                 return
+            self._drafted += 1
             self._tokens += (emitted - self._tokens) / RATE_ROUNDS
             self._seconds += (spent - self._seconds) / RATE_ROUNDS
             if self.costs.count(0):
@@ -165,6 +168,8 @@ class BudgetController:
             return False
         if measured == 0:
             return True
+        if self._drafted < SETTLED:
+            return False
         ahead = self._rate(context) * self.costs.typical(0, context)
         if ahead < 1.5:
             return measured < 4 or self.costs.age(0) > 100

@@ -17,12 +17,14 @@ MEMORY, FIRST, CLIP = 64, 8, 0.25
 PACE_ROUNDS = 9
 #: What a tree's attention costs in a context grows with the nodes, and a little without any: reading the context.
 CONTEXT_ROWS = 16
-#: Relative spread of a measurement, and of the share that 1000 tokens of context may add.
-NOISE, CONTEXT_SHARE = 0.15, 0.5
+#: Share of a round's time that 1000 tokens of context may add, and the spread of times, at first and at most.
+CONTEXT_SHARE, NOISE, MOST_NOISE = 0.5, 0.05, 0.2
+#: Rounds that the spread is a mean over, and deviations in terms of it that are another thing than noise.
+NOISE_ROUNDS, OUTLIER = 32, 3.0
 #: A first measurement this far above what the smaller sizes say may be a warm-up, and is made once more.
 SURPRISE = 1.3
-#: How much cheaper a size is taken to be after one measurement, and after many rounds without any, to be tried again.
-DOUBT, STALE, STALE_ROUNDS = 0.08, 0.5, 1000
+#: How much cheaper a size is taken to be after many rounds without it, to be tried again.
+STALE, STALE_ROUNDS = 0.5, 1000
 #: Rounds after which what was measured of a size counts as one measurement.
 FORGOTTEN = 100
 
@@ -35,7 +37,7 @@ class _Usual:
         #: Measurements that count.
         self.held = 0
 
-    def add(self, seconds: float, context: int, now: int, weight: float = 1.0) -> None:
+    def add(self, seconds: float, context: int, now: int, noise: float, weight: float = 1.0) -> None:
         self.held = 2 if self.held and now - self.seen > FORGOTTEN else self.held + 1
         self.count, self.seen = self.count + 1, now
         if self.held == 1:
@@ -43,7 +45,7 @@ class _Usual:
             return
         step = math.log(seconds / self.seconds)
         # What comes first may be slow for a reason that does not come again.
-        if self.held == 2 and step < 0:
+        if self.held == 2 and step < -OUTLIER * noise:
             gain, limit = 1.0, math.inf
         else:
             gain, limit = (1.0 if self.held <= FIRST else weight) / min(self.held, MEMORY), CLIP
@@ -64,6 +66,8 @@ class CostModel:
         self._draft = _Usual()
         #: How much slower the machine is now than at its usual pace.
         self.pace = 1.0
+        #: Relative spread of a size's times.
+        self.noise = NOISE
         self._deviations: deque[tuple[int, float]] = deque([(-1, 1.0)] * PACE_ROUNDS, PACE_ROUNDS)
         # Seconds for each row and token of context, and the variance of that; a scalar Kalman filter.
         self._slope, self._slope_variance = 0.0, math.nan
@@ -84,14 +88,16 @@ class CostModel:
         if usual.count >= 2:
             self._deviations.append((size, seconds / self._estimate(size, context)))
             self.pace = statistics.median(deviation for _, deviation in self._deviations)
+            spread = 1.25 * abs(math.log(self._deviations[-1][1] / self.pace))
+            self.noise += (min(spread, MOST_NOISE) - self.noise) / NOISE_ROUNDS
             self._learn_slope(size, context, seconds / self.pace)
         # Beside no other size it cannot be told whether this one or the machine has changed.
         others = sum(other not in (size, -1) for other, _ in self._deviations)
-        usual.add(seconds / self.pace, context, self._now, others / PACE_ROUNDS)
+        usual.add(seconds / self.pace, context, self._now, self.noise, others / PACE_ROUNDS)
 
     def observe_draft(self, seconds: float) -> None:
         """A round's drafter pass and tree took `seconds`."""
-        self._draft.add(max(seconds, 1e-9) / self.pace, 0, self._now)
+        self._draft.add(max(seconds, 1e-9) / self.pace, 0, self._now, self.noise)
 
     @property
     def draft(self) -> float:
@@ -116,7 +122,7 @@ class CostModel:
         found = [math.inf] * len(SIZES)
         for size in known:
             stale = STALE * min(1.0, self.age(size) / STALE_ROUNDS)
-            doubt = DOUBT / math.sqrt(min(self._sizes[size].held, MEMORY))
+            doubt = self.noise / math.sqrt(min(self._sizes[size].held, MEMORY))
             found[size] = self._estimate(size, context) * (1 - stale - doubt)
         if not known:
             return found
@@ -150,9 +156,9 @@ class CostModel:
         usual, rows = self._sizes[size], SIZES[size] + CONTEXT_ROWS
         if math.isnan(self._slope_variance):
             self._slope_variance = (CONTEXT_SHARE * usual.seconds / (1000 * rows)) ** 2
-        longer, noise = (context - usual.context) * rows, (NOISE * usual.seconds) ** 2
-        error, limit = seconds - usual.seconds - self._slope * longer, 2 * NOISE * usual.seconds
-        gain = self._slope_variance * longer / (self._slope_variance * longer**2 + noise)
+        longer, spread = (context - usual.context) * rows, max(2 * self.noise, NOISE) * usual.seconds
+        error, limit = seconds - usual.seconds - self._slope * longer, 2 * spread
+        gain = self._slope_variance * longer / (self._slope_variance * longer**2 + spread**2)
         self._slope = max(0.0, self._slope + gain * max(-limit, min(limit, error)))
         self._slope_variance *= 1 - gain * longer
 

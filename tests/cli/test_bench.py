@@ -58,6 +58,17 @@ def interrupt_after(monkeypatch, count):
     monkeypatch.setattr(Results, "add_run", add)
 
 
+def test_an_automatic_budget_beside_a_fixed_one(options, tmp_path):
+    result = invoke(*options, "--budgets", "auto,20", "--methods", "tree")
+    assert result.exit_code == 0, result.output
+    cells = json.loads((tmp_path / "runs.json").read_text())["cells"]
+    assert [(cell["method"], cell["budget"]) for cell in cells] == [("plain", None), ("tree", 20), ("tree", "auto")]
+    assert all(cell["identical"] == 2 for cell in cells)
+    trees = [line for line in runs(tmp_path / "runs.jsonl") if line["kind"] == "run" and line["budget"] == "auto"]
+    assert all(sum(line["tree_sizes"]) == line["nodes_verified"] for line in trees)
+    assert "draft tree (auto)" in result.stdout
+
+
 def test_greedy_and_sampled_figures(options, tmp_path):
     result = invoke(*options, "--temperatures", "0,1", "--repeats", 2, "--contexts", "40")
     assert result.exit_code == 0, result.output
@@ -229,7 +240,7 @@ def test_no_measured_run_of_the_compiled_forward_compiles(pair, tmp_path):
         (["--out", "results"], "give a name like bench.jsonl"),
         (["--out", "no/such/folder/x.jsonl"], "give a name like bench.jsonl"),
         (["--methods", "tree,beams"], "beams is not one of"),
-        (["--budgets", "7,many"], "--budgets takes whole numbers from 0 up"),
+        (["--budgets", "7,many"], "--budgets takes whole numbers from 0 up and auto"),
         (["--temperatures", "-1"], "--temperatures takes numbers from 0 up"),
         (["--contexts", "0"], "--contexts takes whole numbers from 1 up"),
         (["--contexts", "250"], "has 250 tokens, and --max-new-tokens 10 more pass the target's 256 positions"),

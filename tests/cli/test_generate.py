@@ -34,6 +34,18 @@ def test_greedy_text_and_statistics(pair, folders):
     assert "layers read trees" not in result.stderr, "there is one way only"
 
 
+def test_an_automatic_budget(pair, folders):
+    options = (*folders.options, "--prompt", PROMPT, "--max-new-tokens", 30, "--device", "cpu", "--budget")
+    result = invoke(*options, "auto")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == plain_text(pair, max_new_tokens=30, do_sample=False)
+    assert invoke(*options, 7).stdout == result.stdout
+    for wrong in ("many", "-1", "1.5"):
+        result = invoke(*options, wrong)
+        assert result.exit_code == 2
+        assert "neither a whole number from 0 up nor auto" in " ".join(result.stderr.replace("│", "").split())
+
+
 def test_recurrent_layers_show_in_the_statistics(family_folders):
     options = ("--prompt", "hello", "--max-new-tokens", 8, "--device", "cpu")
     result = invoke(*family_folders("qwen3_next").options, *options)

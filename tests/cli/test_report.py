@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_ddtree.cli import app
+from hf_ddtree.cli.benchmark.extra import needs
+from hf_ddtree.cli.reporting import plots
 from hf_ddtree.cli.reporting.plots import draw
 from hf_ddtree.cli.reporting.table import markdown, table
 
@@ -36,7 +38,8 @@ def cell(method, budget=None, value=1.0, context=None, temperature=0, identical=
         "peak_bytes": 2**30,
     }
     if method in ("chain", "tree"):
-        figures |= {"stage_ms": STAGES, "nodes_per_round": float(budget or 5)}
+        nodes = budget if isinstance(budget, int) else 5
+        figures |= {"stage_ms": STAGES, "nodes_per_round": float(nodes)}
     return figures
 
 
@@ -113,6 +116,21 @@ def test_markdown(summary):
     )
     assert "compiled could not run: RuntimeError: no compiler" in text
     assert "draft tree (31), math, greedy, prompt 2, repeat 1: token 17, the two best logits 2.0e-05 apart" in text
+
+
+def test_an_automatic_size_is_a_level_behind_the_sizes(summary, tmp_path):
+    summary["cells"].append(cell("tree", "auto", 2.5))
+    text = markdown(summary)
+    lines = text.splitlines()
+    rows = [next(i for i, line in enumerate(lines) if line.startswith(f"| draft tree ({n})")) for n in (7, 31, "auto")]
+    assert rows == sorted(rows)
+    mine = [cell for cell in summary["cells"] if cell["dataset"] == "math" and not cell["temperature"]]
+    axes = needs("matplotlib.figure").Figure().subplots()
+    plots._speedup(axes, mine)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["31", "7"]
+    levels = {line.get_label(): set(line.get_ydata()) for line in axes.lines if not line.get_label().startswith("_")}
+    assert levels["draft tree (auto)"] == {2.5}
+    assert {path.stem for path in draw(summary, tmp_path)} == set(PLOTS)
 
 
 def test_memory_of_each_method_on_a_gpu(summary):

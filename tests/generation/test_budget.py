@@ -1,5 +1,6 @@
 """The controller on machines whose best size is known: how near it comes, what trying costs, that it falls back."""
 
+import itertools
 import statistics
 import threading
 
@@ -78,7 +79,7 @@ def test_trials_are_bounded_and_rarer_each_time() -> None:
     machine, (auto, calibration) = Machine(steep, 0.004, noise=0.0), controller()
     machine.run(auto, calibration, Drafter(0.9, truth=0.0), 2500)
     drafted = [place for place, size in enumerate(machine.sizes) if size]
-    gaps = [after - before for before, after in zip(drafted, drafted[1:], strict=False) if after - before > 8]
+    gaps = [after - before for before, after in itertools.pairwise(drafted) if after - before > 8]
     assert gaps == sorted(gaps) and gaps[0] >= FIRST_WAIT and gaps[-1] <= LONGEST_WAIT + 1
     lost = machine.seconds / steep(1) - machine.tokens
     dearest = (steep(16) + 0.004) / steep(1)

@@ -13,7 +13,7 @@ class Device:
     """A clock of events that the device has reached up to some point."""
 
     def __init__(self) -> None:
-        self.made: list["Event"] = []
+        self.made: list[Any] = []
         self.reached = 0
         self.synchronised = 0
 

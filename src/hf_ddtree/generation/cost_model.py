@@ -10,8 +10,8 @@ from collections.abc import Sequence
 #: on top and few shapes repeat.
 SIZES = tuple(2**power - 1 for power in range(11))
 
-#: Measurements that the usual seconds of a size are a mean over, those that count in any case, and how far from the mean
-#: one is believed, as a logarithm.
+#: Measurements that the usual seconds of a size are a mean over, those that count in any case, and how far from the
+#: mean one is believed, as a logarithm.
 MEMORY, FIRST, CLIP = 64, 8, 0.25
 #: Rounds whose median deviation is the machine's pace: robust against bursts, and follows in half as many rounds.
 PACE_ROUNDS = 9

@@ -70,6 +70,7 @@ def tensor_parallel(folder: Path, rank: int) -> dict[str, Any]:
         "sampled": compare(target, whole, drafter, prompt(9), 20, do_sample=True),
         "one token": compare(target, whole, drafter, prompt(), 1),
         "drafters that differ": compare(target, whole, own, prompt(), 24),
+        "automatic": compare(target, whole, drafter, prompt(), 40, budget="auto"),
     }
 
 
@@ -86,6 +87,8 @@ def fully_sharded(folder: Path, rank: int) -> dict[str, Any]:
     results["sampled"] = compare(target, whole, drafter, ids, new, do_sample=True)
     results["one token beside many"] = compare(target, whole, drafter, ids, 20 if rank else 1)
     results["nothing drafted beside trees"] = compare(target, whole, drafter, ids, 12, budget=40 if rank else 0)
+    results["automatic"] = compare(target, whole, drafter, ids, new, budget="auto")
+    results["automatic beside a number"] = compare(target, whole, drafter, ids, 12, budget="auto" if rank else 40)
     results["path head"] = refusal(target, sharded(make_drafter(whole, markov_rank=4)), ids)
     both, small = sharded(make_target("qwen3")), sharded(make_drafter(whole))
     results["by fully_shard, drafter too"] = compare(both, whole, small, ids, new, synced_gpus=True)

@@ -69,6 +69,9 @@ def test_two_devices() -> None:
         assert case["equal"], name
         assert case["reads"] == [1] * len(case["accepted"]), name
     assert max(results["rounds"]["greedy"]["accepted"]) > 1
+    by_host = results["built by the host"]
+    assert by_host["equal"] and by_host["accepted"] == results["rounds"]["greedy"]["accepted"]
+    assert max(by_host["reads"]) > 1
     few = results["rounds"]["sliding, fewer paths than nodes"]
     assert few["nodes"] <= 62 * len(few["accepted"]), "padding is no node"
     assert results["nan"]["error"].startswith("The drafter 'DFlashModel' in torch.float32 gave NaN logits")

@@ -141,13 +141,22 @@ def mixing() -> str:
     return "nothing"
 
 
+def building(there: bool) -> Any:
+    """Inside, trees are built on the second device, or read and built on the host, whichever would be sooner."""
+    return patch("hf_ddtree.generation.candidate_generator.builds_on_device", lambda *_: there)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     results: dict[str, Any] = {name: generate(*case) for name, case in CASES.items()}
-    rounds = {
-        "greedy": reads_of_rounds("qwen3"),
-        "sliding, fewer paths than nodes": reads_of_rounds("qwen3_sliding", budget=100, max_branching=2),
-        "learned positions": reads_of_rounds(ALL["gpt2"].build),
-    }
-    report = {"mixing": mixing(), "cases": results, "rounds": rounds, "nan": nan_elsewhere()}
+    with building(there=True):
+        rounds = {
+            "greedy": reads_of_rounds("qwen3"),
+            "sliding, fewer paths than nodes": reads_of_rounds("qwen3_sliding", budget=100, max_branching=2),
+            "learned positions": reads_of_rounds(ALL["gpt2"].build),
+        }
+        nan = nan_elsewhere()
+    with building(there=False):
+        by_host = reads_of_rounds("qwen3")
+    report = {"mixing": mixing(), "cases": results, "rounds": rounds, "nan": nan, "built by the host": by_host}
     print(json.dumps(report), file=sys.stdout)

@@ -17,11 +17,9 @@ from hf_ddtree.tree import (
     MarginalScorer,
     Scorer,
     build_from_scorer,
+    builds_on_device,
     top_marginals,
 )
-
-# MPS lacks some of the device builder's integer operations in the oldest PyTorch supported.
-HOST_BUILT = ("cpu", "mps")
 
 
 class DDTreeCandidateGenerator(CandidateGenerator):
@@ -140,10 +138,13 @@ class DDTreeCandidateGenerator(CandidateGenerator):
     def ranking(
         self, states: torch.Tensor, logits: torch.Tensor, budget: int | None = None
     ) -> Scorer | DeviceMarginals:
-        """What [`DDTreeCandidateGenerator.build`] takes: [`DDTreeCandidateGenerator.scorer`], but on an accelerator
-        marginals stay there unread. NaN then shows when the tree comes to the host, before anything of it is emitted.
+        """What [`DDTreeCandidateGenerator.build`] takes: [`DDTreeCandidateGenerator.scorer`], but an accelerator that
+        is the sooner to build the tree keeps its marginals, unread. NaN then shows when the tree comes to the host,
+        before anything of it is emitted.
         """
-        if logits.device.type in HOST_BUILT or self._has_head:
+        budget = self.budget if budget is None else budget
+        depth, vocabulary = logits.shape
+        if self._has_head or not builds_on_device(logits.device, depth, self._width(budget, vocabulary), budget):
             return self.scorer(states, logits, budget)
         nan = torch.isnan(states).any()[None].to(logits.device)
 
@@ -151,7 +152,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             if nan:
                 self._refuse_nan()
 
-        return DeviceMarginals(*self._top(logits, self.budget if budget is None else budget), nan, explain)
+        return DeviceMarginals(*self._top(logits, budget), nan, explain)
 
     def _refuse_nan(self) -> None:
         raise ValueError(
@@ -161,11 +162,13 @@ class DDTreeCandidateGenerator(CandidateGenerator):
 
     def _top(self, logits: torch.Tensor, budget: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and target tokens of the ranks that the budget can use."""
-        ranks = max(1, min(budget, self.max_branching or budget, logits.shape[-1]))
-        log_probs, token_ids = top_marginals(logits, ranks)
+        log_probs, token_ids = top_marginals(logits, self._width(budget, logits.shape[-1]))
         if (token_map := self.target_io.token_map) is not None:
             token_ids = token_map.to(token_ids.device)[token_ids]
         return log_probs, token_ids
+
+    def _width(self, budget: int, vocabulary: int) -> int:
+        return max(1, min(budget, self.max_branching or budget, vocabulary))
 
     def build(
         self, anchor: int, ranking: Scorer | DeviceMarginals, budget: int | None = None

@@ -4,6 +4,7 @@ from hf_ddtree.tree.build import build_draft_tree, build_from_scorer, build_from
 from hf_ddtree.tree.device import DeviceMarginals
 from hf_ddtree.tree.device_tree import DeviceTree
 from hf_ddtree.tree.draft_tree import DraftTree
+from hf_ddtree.tree.placement import builds_on_device
 from hf_ddtree.tree.scoring import Expansion, MarginalScorer, Scorer, rank_children
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "build_draft_tree",
     "build_from_scorer",
     "build_from_top",
+    "builds_on_device",
     "rank_children",
     "top_marginals",
 ]

@@ -72,7 +72,7 @@ def ddtree_decoding(
         ValueError: before the first forward, for inputs that tree decoding does not serve.
     """
     check_inputs(model, input_ids, generation_config, model_kwargs)
-    with torch.no_grad(), fast_linear_layers(model, assistant_model):
+    with torch.no_grad():
         ranks = Ranks(model, synced_gpus, input_ids.device)
         walk = _walk(logits_processor, stopping_criteria, generation_config, streamer)
         return _Session(model, assistant_model, ranks, walk, generation_config, model_kwargs).run(input_ids)
@@ -126,7 +126,13 @@ class _Session:
         return auto_size(self.model, self.drafter, device, self.config.do_sample, largest, agreed)
 
     def run(self, input_ids: torch.Tensor) -> DDTreeDecoderOnlyOutput | torch.Tensor:
-        check_target_verifies_trees(self.model, self.verify, self.ranks)
+        # A graph would be captured anew for each change of a layer's forward, and has fast products of its own.
+        models = [self.drafter] if self.verify.compiled is not None else [self.model, self.drafter]
+        with fast_linear_layers(*models):
+            check_target_verifies_trees(self.model, self.verify, self.ranks)
+            return self._run(input_ids)
+
+    def _run(self, input_ids: torch.Tensor) -> DDTreeDecoderOnlyOutput | torch.Tensor:
         try:
             with self.taps.hooked():
                 walk = self._prefill(input_ids)

@@ -1,0 +1,75 @@
+"""Writes measured tables into the documentation, from what `hf-ddtree bench` has left in `docs/numbers/`.
+
+    python docs/numbers.py            # writes
+    python docs/numbers.py --check    # fails where a table is not what its measurement says
+
+A place is marked by `<!-- numbers: NAME -->` and `<!-- end of numbers -->` around it; NAME is a file of `docs/numbers/`
+without its `.json`. What stands between is made anew.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from hf_ddtree.cli.reporting.table import facts, group_title, groups, name, table
+
+DOCS = Path(__file__).parent
+PLACE = re.compile(r"(<!-- numbers: ([\w-]+) -->\n).*?(<!-- end of numbers -->)", re.DOTALL)
+
+
+def written(text: str, numbers: Path) -> str:
+    """`text` with every marked place filled.
+
+    Raises:
+        FileNotFoundError: if a measurement is not there.
+    """
+
+    def fill(place: re.Match[str]) -> str:
+        summary = json.loads((numbers / f"{place[2]}.json").read_text(encoding="utf-8"))
+        return f"{place[1]}{section(summary)}\n{place[3]}"
+
+    return PLACE.sub(fill, text)
+
+
+def section(summary: dict[str, Any]) -> str:
+    """One table of all data sets, and the lines that say how it was measured."""
+    rows = []
+    for group, cells in groups(summary["cells"]):
+        rows += [[group_title(group), *row(cell)] for cell in cells]
+    head = ["", "", "tokens/s", "times plain", "acceptance length", "identical"]
+    return f"{table(head, rows, left=2)}\n\n{facts(summary)}"
+
+
+def row(cell: dict[str, Any]) -> list[str]:
+    same = "other draws" if cell["identical"] is None else f"{cell['identical']} of {cell['prompts']}"
+    speedup, length = (cell[figure] for figure in ("speedup", "acceptance_length"))
+    return [
+        name(cell),
+        "-" if cell["tokens_per_second"] is None else f"{cell['tokens_per_second']:.1f}",
+        "-" if speedup is None else f"{speedup['value']:.2f}",
+        "-" if length is None else f"{length['value']:.2f}",
+        same,
+    ]
+
+
+def main(arguments: list[str] | None = None, docs: Path = DOCS) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something would change")
+    options = parser.parse_args(arguments)
+    stale = []
+    for page in [docs.parent / "README.md", *sorted(docs.glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        new = written(text, docs / "numbers")
+        if new != text:
+            stale.append(page.name)
+            if not options.check:
+                page.write_text(new, encoding="utf-8")
+    print("\n".join(stale) if stale else "Every table is what was measured.")
+    return int(options.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -63,8 +63,8 @@ class BudgetController:
         self._credit, self._proved, self._drafting = FIRST_CREDIT, False, True
         self._ever_proved, self._drafted = False, 0
         self._wait, self._waited = FIRST_WAIT, 0
-        #: Largest size in use lately, which bounds the tree that is built.
-        self._reach = self._start
+        # Largest size that two rounds in a row had lately, which bounds the tree that is built; the last round's.
+        self._reach, self._last = float(self._start), self._start
 
     def begin(self) -> None:
         """A new text: where drafting did not pay before it may pay now, so the wait for a trial is shorter."""
@@ -85,7 +85,7 @@ class BudgetController:
                 if self._waited < self._wait:
                     return Plan(drafts=False)
                 self._drafting, self._credit, self._proved = True, TRIAL_CREDIT, False
-            nodes = min(SIZES[min(self._reach + 2, self._largest)], largest)
+            nodes = min(SIZES[min(math.ceil(self._reach) + 1, self._largest)], largest)
             return Plan(True, nodes, not self._proved)
 
     def size(self, plan: Plan, context: int, expected: Sequence[float]) -> int:
@@ -106,7 +106,7 @@ class BudgetController:
             size = max(range(len(gains)), key=gains.__getitem__)
             if plan.trial:
                 size = max(size, min(size_of(TRIAL_NODES), len(expected) - 1))
-            self._reach = max(size, self._reach - 1)
+            self._reach, self._last = max(min(size, self._last), self._reach - 1 / RATE_ROUNDS), size
             return SIZES[size]
 
     def observe(self, plan: Plan, context: int, nodes: int, emitted: int) -> None:

@@ -4,8 +4,8 @@
     python benchmarks/compiled_forward.py                    # the shipped pair, which is too small to gain much
 
 First one forward over trees of 1 to 64 nodes, then whole texts. The ways take turns, so that what else the machine
-does falls on all, and medians are compared. Compiling a model of 30 layers takes up to a minute for each size of trees.
-The exit code is 1 if a text is wrong.
+does falls on all, and medians are compared. Compiling a model of 30 layers takes up to a minute for each size of
+trees. The exit code is 1 if a text is wrong.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python docs/numbers.py            # writes
     python docs/numbers.py --check    # fails where a table is not what its measurement says
 
-A place is marked by `<!-- numbers: NAME -->` and `<!-- end of numbers -->` around it; NAME is a file of `docs/numbers/`
-without its `.json`. What stands between is made anew.
+A place is marked by `<!-- numbers: NAME -->` and `<!-- end of numbers -->` around it; NAME is a file of
+`docs/numbers/` without its `.json`. What stands between is made anew.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from hf_ddtree.tree import DraftTree
 #: Ranks among siblings that share a factor: 0, 1, 2 to 3, 4 to 7, 8 and more.
 _BUCKETS = np.array([0, 1, 2, 2, 3, 3, 3, 3, 4])
 #: Expected events that the next more general factor counts for: all, then by rank and spine, then by depth too.
-PRIOR, BROAD, NARROW = 1.0, 3.0, 6.0
+PRIOR, BROAD, NARROW = 1.0, 3.0, 12.0
 #: What a walk leaves of the earlier ones' weight.
 KEPT = 0.998
 

@@ -137,7 +137,7 @@ class Replay:
                 verified = DraftTree.root_only()
                 walk = _walk(verified, [0])
             stages["verify"] = self._took(self.curve.forward(len(verified), behind))
-            size.observe(verified, walk)
+            size.observe(walk)
             size.observe_seconds(stages)
             self.sizes.append(verified.num_drafted)
             emitted, seconds = emitted + len(walk.path), seconds + sum(stages.values())
@@ -159,4 +159,4 @@ def _walk(tree: DraftTree, tokens: list[int]) -> Walk:
             break
         path.append(child)
         node = child
-    return Walk(torch.empty(1, 0, dtype=torch.long), path, tokens[len(path) - 1], False)
+    return Walk(torch.empty(1, 0, dtype=torch.long), path, tokens[len(path) - 1], False, tree)

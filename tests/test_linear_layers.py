@@ -27,6 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
 
     monkeypatch.setattr(products, "linear", counted)
     monkeypatch.setattr(products, "pays", lambda rows, inner, columns: rows > 1)
+    monkeypatch.setattr(products, "LEAST_LAYER", 0)
     yield made
 
 
@@ -107,6 +108,13 @@ def test_layers_of_another_kind_stay(calls: list[Any]) -> None:
         low(states.bfloat16())
     assert not calls
     assert hooked.forward is mine
+
+
+def test_small_layers_are_left_alone(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LEAST_LAYER", 30)
+    model = Model()
+    with fast_linear_layers(model):
+        assert "forward" in model.first.__dict__ and "forward" not in model.second.__dict__
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from hf_ddtree import products
@@ -47,12 +48,13 @@ def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
 
 
 def _plain_layers(model: nn.Module) -> list[nn.Linear]:
-    """Layers whose arithmetic is `nn.Linear`'s own, over a whole fp32 weight on the CPU."""
+    """Layers whose arithmetic is `nn.Linear`'s own, over a whole fp32 weight on the CPU that is worth the trouble."""
     return [
         module
         for module in model.modules()
         if type(module) is nn.Linear
         and ("forward" not in module.__dict__ or id(module) in _held)
+        and module.weight.numel() >= products.LEAST_LAYER
         and _is_plain(module.weight)
         and (module.bias is None or _is_plain(module.bias))
     ]
@@ -63,16 +65,23 @@ def _is_plain(weight: torch.Tensor) -> bool:
 
 
 def _forward(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    # Every layer of every round comes by here, so the questions are few and the quickest first.
     weight = layer.weight
-    if not torch.compiler.is_compiling() and _INSIDE.get() and _serves(input, weight):
+    if _INSIDE.get() and not torch.compiler.is_compiling() and _serves(input, weight):
         return products.linear(input, weight, layer.bias)
-    return nn.Linear.forward(layer, input)
+    return F.linear(input, weight, layer.bias)
 
 
 def _serves(states: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the product is plain fp32 and large enough; a weight that is gathered for a forward may be gone here."""
-    if type(states) is not torch.Tensor or states.dtype is not torch.float32 or not _is_plain(weight):
+    shape = weight.shape
+    if len(shape) != 2 or states.shape[-1] != shape[1]:
         return False
-    if weight.dim() != 2 or states.shape[-1] != weight.shape[1] or torch.is_grad_enabled():
+    if not products.pays(states.numel() // shape[1], shape[1], shape[0]):
         return False
-    return products.pays(states.numel() // weight.shape[1], weight.shape[1], weight.shape[0])
+    return (
+        type(states) is torch.Tensor
+        and states.dtype is torch.float32
+        and _is_plain(weight)
+        and not torch.is_grad_enabled()
+    )

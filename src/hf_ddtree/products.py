@@ -16,6 +16,9 @@ WORTHWHILE = 0.8
 #: caches may still hold.
 LEAST_PRODUCT, LEAST_WEIGHT = 1 << 22, 1 << 18
 
+#: Weights of a linear layer below which even the question is not worth asking.
+LEAST_LAYER = 1 << 17
+
 _ROWS, _INNER, _COLUMNS, _TRIALS = 64, 512, 1024, 8
 
 

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU: PyTorch's own product beside oneDNN's, and a whole model's forward with each.
+"""Linear layers on a CPU: PyTorch's own product beside oneDNN's, and a whole model's forward with each and packed.
 
     python benchmarks/cpu_linear.py
 
@@ -10,14 +10,13 @@ of this package takes there.
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_ddtree import products
+from hf_ddtree import packed_weights, products
 from hf_ddtree.linear_layers import fast_linear_layers
 
 #: inner and output width of SmolLM2-135M's layers, and of layers of a larger model.
@@ -63,12 +62,21 @@ def forwards(target: LlamaForCausalLM, rows: list[int], repeats: int) -> Iterato
     for count in rows:
         ids = torch.arange(count)[None]
 
-        def run(inside: Any, ids: torch.Tensor = ids) -> None:
-            with inside:
+        def usual(ids: torch.Tensor = ids) -> None:
+            target(ids)
+
+        def inside(ids: torch.Tensor = ids) -> None:
+            with fast_linear_layers(target):
                 target(ids)
 
-        usual, other = medians([lambda: run(nullcontext()), lambda: run(fast_linear_layers(target))], repeats)
-        yield f"forward, {count} rows: {usual:.1f}, in a generate of this package {other:.1f}: {usual / other:.2f}x"
+        # Packing takes a second, so the packed forwards follow rather than take turns.
+        plain, other = medians([usual, inside], repeats)
+        with packed_weights(target):
+            (packed,) = medians([usual], repeats)
+        yield (
+            f"forward, {count} rows: {plain:.1f}, in a generate of this package {other:.1f}: {plain / other:.2f}x, "
+            f"packed {packed:.1f}: {plain / packed:.2f}x"
+        )
 
 
 @torch.no_grad()

@@ -38,6 +38,9 @@ class Calibration:
         self._happened = np.zeros_like(self._predicted)
         self._log_factors = np.zeros_like(self._predicted)
         self._lock = threading.Lock()
+        self._placed: tuple[DraftTree, tuple[np.ndarray, np.ndarray]] | None = None
+        #: `int`: rounds observed so far.
+        self.rounds = 0
 
     @property
     def factors(self) -> np.ndarray:
@@ -48,7 +51,7 @@ class Calibration:
         """`np.ndarray` of shape `(nodes,)`: how probable it is that the target's text runs through each node."""
         parents, depths = tree.parents.numpy(), tree.depths.numpy()
         log_probs = tree.log_probs.numpy()
-        ranks, spine = _places(parents, depths)
+        ranks, spine = self._places(tree)
         steps = log_probs[1:] - log_probs[parents[1:]]
         steps = np.minimum(steps + self._log_factors[depths[1:] - 1, ranks[1:], spine[1:]], 0.0)
         sums = np.zeros(len(parents))
@@ -69,8 +72,9 @@ class Calibration:
             return
         parents, depths = tree.parents.numpy(), tree.depths.numpy()
         token_ids, log_probs = tree.token_ids.numpy(), tree.log_probs.numpy()
-        ranks, spine = _places(parents, depths)
+        ranks, spine = self._places(tree)
         with self._lock:
+            self.rounds += 1
             self._predicted *= KEPT
             self._happened *= KEPT
             node = 0
@@ -86,6 +90,13 @@ class Calibration:
                     break
                 node = int(children[hits.argmax()])
             self._update()
+
+    def _places(self, tree: DraftTree) -> tuple[np.ndarray, np.ndarray]:
+        """Of the tree that was asked about last, mostly: it is sized, and then observed."""
+        placed = self._placed
+        if placed is None or placed[0] is not tree:
+            placed = self._placed = tree, _places(tree.parents.numpy(), tree.depths.numpy())
+        return placed[1]
 
     def _update(self) -> None:
         predicted, happened = self._predicted, self._happened

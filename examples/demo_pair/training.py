@@ -15,9 +15,13 @@ class Trainer:
     A checkpoint is written every few minutes; starting the same command again continues from it.
     """
 
+    # Names of matrices that are looked up by row.
+    tables = ("embed",)
+
     def __init__(self, model: nn.Module, steps: int, checkpoint: Path, muon_lr: float, adam_lr: float, decay: float):
-        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-        others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for n, p in named if p.ndim == 2 and not any(kind in n for kind in self.tables)]
+        others = [p for n, p in named if p.ndim != 2 or any(kind in n for kind in self.tables)]
         self.model, self.steps, self.checkpoint, self.decay = model, steps, checkpoint, decay
         self.optimizers = [
             torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.05),
@@ -26,10 +30,13 @@ class Trainer:
         self.peaks = [muon_lr, adam_lr]
         self.step = 0
         self.loss: float | None = None
-        if checkpoint.exists():
-            state = torch.load(checkpoint, weights_only=True)
+        self.resume()
+
+    def resume(self) -> None:
+        if self.checkpoint.exists():
+            state = torch.load(self.checkpoint, weights_only=True)
             self.step = state["step"]
-            model.load_state_dict(state["model"])
+            self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
 

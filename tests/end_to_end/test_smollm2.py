@@ -1,4 +1,4 @@
-"""A real LLM with a real drafter, as the example in `examples/smollm2.py` runs them."""
+"""A real LLM with a real drafter, as the example in `examples/smollm2/smollm2.py` runs them."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2" / "smollm2.py"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Loading a target, its tokenizer and its drafter; the pair that is shipped in the package."""
+"""Loading a target, its tokenizer and its drafter; the pair shipped in the package, and the repository's examples."""
 
 import importlib.resources
 import json
@@ -20,6 +20,10 @@ from transformers import (
 )
 
 from hf_ddtree import DFlashModel
+
+# Pairs of the repository that are too large for the wheel.
+EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLE_PAIRS = ("smollm2",)
 
 
 @dataclass
@@ -179,16 +183,43 @@ def shipped_prompts() -> list[Prompt]:
         return read_prompts(folder / "prompts.jsonl")
 
 
+def example_pair(name: str) -> tuple[Path, Path]:
+    """Target and drafter of a pair that this checkout of the repository has in `examples/`.
+
+    Raises:
+        FileNotFoundError: if there is no such pair, or its target was not fetched yet; the message says how.
+    """
+    folder = EXAMPLES / name
+    target, drafter = folder / "target", folder / "drafter"
+    if not (drafter / "config.json").is_file():
+        raise FileNotFoundError(
+            f"--model {name} without --drafter needs the drafter of examples/{name}, which a checkout of the "
+            f"repository installed with `pip install -e .` has, but not this installation: {drafter} is missing. "
+            "Name a drafter with --drafter."
+        )
+    if not (target / "config.json").is_file():
+        raise FileNotFoundError(
+            f"The target of the pair {name} is missing at {target}: fetch it with `python {folder / name}.py fetch`."
+        )
+    return target, drafter
+
+
 def check_pair_options(model: str | None, drafter: str | None) -> None:
-    """Raises `ValueError` where only one of the two is given."""
-    if (model is None) != (drafter is None):
-        raise ValueError("--model and --drafter go together: a drafter serves the target it was trained for.")
+    """Raises `ValueError` where only one of the two is given, or `FileNotFoundError` where a named pair is missing."""
+    if model in EXAMPLE_PAIRS and drafter is None:
+        example_pair(model)
+    elif (model is None) != (drafter is None):
+        raise ValueError(
+            "--model and --drafter go together: a drafter serves the target it was trained for. A name that stands "
+            f"for both: {', '.join(EXAMPLE_PAIRS)}."
+        )
 
 
 def load_pair(model: str | None, drafter: str | None, *, dtype: str | None, device: str | None) -> Pair:
     """The named pair, or the shipped one where neither is named; as [`Pair.load`]."""
     check_pair_options(model, drafter)
-    if model is not None and drafter is not None:
-        return Pair.load(model, drafter, dtype=dtype, device=device)
+    if model is not None:
+        target, drafter = (model, drafter) if drafter is not None else map(str, example_pair(model))
+        return Pair.load(target, drafter, dtype=dtype, device=device)
     with shipped_pair() as folder:
         return Pair.load(str(folder / "target"), str(folder / "drafter"), dtype=dtype, device=device)

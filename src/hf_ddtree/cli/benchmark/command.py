@@ -32,7 +32,9 @@ BUDGETS: dict[str, list[int | str]] = {"cpu": [7, 15, 31, 63], "accelerator": [1
 
 
 def bench(
-    model: Annotated[str | None, typer.Option(help="The target; default: the shipped pair.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The target, or smollm2 for that pair; default: the shipped one.")
+    ] = None,
     drafter: Annotated[str | None, typer.Option(help="Its drafter.")] = None,
     data: Annotated[
         list[str] | None,
@@ -93,7 +95,7 @@ def bench(
             frozenset(part.name for part in encoded if part.context),
         )
         header = header_of(pair, encoded, grid, max_new_tokens, seed, processes.count)
-        results = Results(processes.file(out), header | {"names": [model or SHIPPED, drafter or SHIPPED]})
+        results = Results(processes.file(out), header | {"names": [model or SHIPPED, drafter or model or SHIPPED]})
         _run(Bench(pair, encoded, grid, results, max_new_tokens, seed, processes.rank, processes.count))
         processes.wait()
         if processes.rank:

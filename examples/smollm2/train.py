@@ -27,7 +27,7 @@ from selector import fit_projection, selector_losses, with_selector
 from training import Trainer
 
 ROWS, ANCHORS = 16, 24
-MUON, ADAM, SLOW, GAMMA = 0.012, 1e-3, 2e-5, 3.5
+MUON, ADAM, SLOW, GAMMA, DECAY = 0.012, 1e-3, 2e-5, 3.5, 0.9
 EVALUATE_EVERY, QUICK = 250, 10
 
 
@@ -53,10 +53,10 @@ class TimedTrainer(Trainer):
 
     tables = ("codebook",)
 
-    def __init__(self, model: DFlashModel, checkpoint: Path, minutes: float):
+    def __init__(self, model: DFlashModel, checkpoint: Path, minutes: float, peak: float):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("_conv" not in name and "hidden_projection" not in name)
-        super().__init__(model, 10**9, checkpoint, muon_lr=MUON, adam_lr=ADAM, decay=0.7)
+        super().__init__(model, 10**9, checkpoint, muon_lr=peak * MUON, adam_lr=peak * ADAM, decay=DECAY)
         self.started, self.seconds, self.first = time.monotonic(), minutes * 60, self.step
 
     def resume(self) -> None:
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="the folder that generate_answers.py filled")
     parser.add_argument("--start", type=Path, required=True, help="folder of the drafter to start from")
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--peak", type=float, default=1, help="share of the learning rates, less for a second run")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -87,7 +88,7 @@ def main() -> None:
     halved = embedding.bfloat16()
     del target
     drafter = with_selector(DFlashModel.from_pretrained(options.start, dtype=torch.float32), embedding).train()
-    trainer = TimedTrainer(drafter, options.work / "drafter.pt", options.minutes)
+    trainer = TimedTrainer(drafter, options.work / "drafter.pt", options.minutes, options.peak)
     source = np.random.default_rng(trainer.step)
     weights = torch.exp(-torch.arange(BLOCK - 1) / GAMMA)
     held = load_texts(options.work / "data", "held")

@@ -1,7 +1,7 @@
 """Writes measured tables into the documentation, from what `hf-ddtree bench` has left in `docs/numbers/`.
 
-    python docs/numbers.py            # writes
-    python docs/numbers.py --check    # fails where a table is not what its measurement says
+    python docs/tables.py            # writes
+    python docs/tables.py --check    # fails where a table is not what its measurement says
 
 A place is marked by `<!-- numbers: NAME -->` and `<!-- end of numbers -->` around it; NAME is a file of
 `docs/numbers/` without its `.json`. What stands between is made anew.
@@ -29,7 +29,7 @@ def written(text: str, numbers: Path) -> str:
 
     def fill(place: re.Match[str]) -> str:
         summary = json.loads((numbers / f"{place[2]}.json").read_text(encoding="utf-8"))
-        return f"{place[1]}{section(summary)}\n{place[3]}"
+        return f"{place[1]}\n{section(summary)}\n\n{place[3]}"
 
     return PLACE.sub(fill, text)
 

@@ -1,4 +1,4 @@
-"""`docs/numbers.py` writes what was measured where a page asks for it, and tells a stale page."""
+"""`docs/tables.py` writes what was measured where a page asks for it, and tells a stale page."""
 
 import json
 import runpy
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "numbers.py"))
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "tables.py"))
 
 
 def cell(method: str, budget: Any, speed: float, identical: int | None) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def test_a_table_is_written_once_and_is_then_as_it_should_be(docs: Path) -> None
     assert "old" in (docs.parent / "README.md").read_text(), "a check changes nothing"
     assert main([], docs) == 0
     text = (docs.parent / "README.md").read_text()
-    assert text.startswith("Before.\n\n<!-- numbers: pair -->\n|") and text.endswith("-->\n\nAfter.\n")
+    assert text.startswith("Before.\n\n<!-- numbers: pair -->\n\n|") and text.endswith("-->\n\nAfter.\n")
     rows = [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines() if "greedy" in line]
     assert rows == [
         ["code, greedy", "plain", "10.0", "1.00", "1.00", "4 of 4"],

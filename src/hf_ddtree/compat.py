@@ -82,7 +82,6 @@ __all__ = [
     "attention_implementation",
     "causal_window",
     "compile_config",
-    "compile_settings",
     "decoder_layers",
     "expand_mask_function",
     "extend_model_kwargs",
@@ -240,20 +239,14 @@ def compile_config() -> CompileConfig:
 
 
 def asks_to_compile(model: PreTrainedModel, model_kwargs: dict[str, Any], generation_config: Any) -> bool:
-    """Whether `generate` would compile its decoding forward, with a `compile_config` on every device."""
-    config = generation_config.compile_config
-    if config is not None:
-        # The library skips a config on a CPU unless it says this; one that is given is meant.
-        generation_config, config = copy.copy(generation_config), copy.copy(config)
-        config._compile_all_devices = True
-        generation_config.compile_config = config
+    """Whether a call has a `compile_config` and all that `generate` wants for compiling, on every device."""
+    if generation_config.compile_config is None:
+        return False
+    # The library skips a config on a CPU unless it says this; one that is given is meant.
+    generation_config, config = copy.copy(generation_config), copy.copy(generation_config.compile_config)
+    config._compile_all_devices = True
+    generation_config.compile_config = config
     return model._valid_auto_compile_criteria(model_kwargs, generation_config)
-
-
-def compile_settings(model: PreTrainedModel, generation_config: Any) -> dict[str, Any]:
-    """The arguments of `torch.compile` that `generate` would take."""
-    default = getattr(model, "_default_compile_config", CompileConfig)
-    return (generation_config.compile_config or default()).to_dict()
 
 
 def is_never_compiled(model: PreTrainedModel) -> bool:

@@ -231,6 +231,36 @@ def test_a_conversation_goes_on_compiled_or_not(uncompiled: list[Any]) -> None:
     assert len(uncompiled) == 3
 
 
+@pytest.mark.usefixtures("scripted")
+def test_rounds_of_all_sizes_teach_the_drafter_the_same(uncompiled: list[Any]) -> None:
+    """Sizes jump, to nothing drafted and back: the drafter reads the tree's own rows only, whatever fills a graph."""
+    target = make_target("qwen3")
+    drafter = make_drafter(target)
+    settings = dict(budget="auto", max_new_tokens=40, cache_implementation="static", return_dict_in_generate=True)
+    eager = tree(target, drafter, prompt(), **settings)
+    assert not uncompiled
+    graph = tree(target, drafter, prompt(), compile_config=TRACED, **settings)
+    assert uncompiled
+    assert torch.equal(graph.sequences, eager.sequences)
+    assert graph.speculation.acceptance_lengths == eager.speculation.acceptance_lengths
+    assert max(eager.speculation.acceptance_lengths) > 1 and 0 in eager.speculation.tree_sizes
+    whole, padded = (output[CACHE_NAME].drafter_context for output in (eager, graph))
+    assert padded.length == whole.length == eager.sequences.shape[1] - 1
+
+
+def test_a_last_round_without_a_draft_leaves_no_padding_to_read(uncompiled: list[Any]) -> None:
+    """With room for one more token nothing is drafted, and the root's graph is filled up as a tree's."""
+    target = make_target("qwen3")
+    drafter = make_drafter(target)
+    undrafted = 0
+    for new in range(2, 8):
+        settings = dict(budget=BUDGET, max_new_tokens=new, return_dict_in_generate=True, compile_config=TRACED)
+        output = tree(target, drafter, prompt(), cache_implementation="static", **settings)
+        undrafted += output.speculation.tree_sizes[-1] == 0
+        assert output[CACHE_NAME].drafter_context.length == output.sequences.shape[1] - 1
+    assert undrafted and uncompiled
+
+
 def test_threads_do_not_see_each_other(uncompiled: list[Any]) -> None:
     target = make_target("gemma3")
     drafter, outputs = make_drafter(target), [None] * 4
@@ -317,7 +347,7 @@ def test_a_model_and_its_graphs_are_let_go(uncompiled: list[Any]) -> None:
 
 
 class TestWhatIsAsked:
-    """As of plain `generate`: a static cache and a config, or an accelerator, and not `disable_compile`."""
+    """A static cache and a config, and not `disable_compile`."""
 
     @pytest.mark.parametrize(
         ("settings", "wanted"),

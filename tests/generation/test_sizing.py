@@ -12,36 +12,12 @@ from hf_ddtree import DDTreeConfig
 from hf_ddtree.compat import CACHE_NAME
 from hf_ddtree.configuration import AUTO_START, LARGEST_AUTO
 from hf_ddtree.generation import sizing
-from hf_ddtree.generation.budget import BudgetController, Plan
 from hf_ddtree.generation.cost_model import SIZES
 from hf_ddtree.generation.sizing import auto_size
 from models.zoo import ALL
 from pairs import make_drafter, make_target, plain, prompt, tree
 
 NEW = 40
-SCRIPT = (15, 0, 3, 0, 0, 0, 63, 1, None, 7, 31, None, 0, 127)
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes jump: to nothing drafted (0), to a drafted tree of which the root alone is verified (`None`), and back."""
-    chosen: list[int] = []
-    script = itertools.cycle(SCRIPT)
-
-    def plan(self: Any, context: int, largest: int = SIZES[-1]) -> Plan:
-        size = next(script)
-        self.next_size = size or 0
-        return Plan(drafts=False) if size == 0 or largest < 1 else Plan(True, min(255, largest))
-
-    def size(self: Any, plan: Plan, context: int, expected: Any) -> int:
-        chosen.append(self.next_size)
-        return self.next_size
-
-    monkeypatch.setattr(BudgetController, "plan", plan)
-    monkeypatch.setattr(BudgetController, "size", size)
-    return chosen
-
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampling": dict(do_sample=True, temperature=1.2),

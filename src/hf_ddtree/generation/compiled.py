@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from hf_ddtree.attention import ATTEND, compiled_attention
-from hf_ddtree.compat import CACHE_NAME, asks_to_compile, compile_settings, is_never_compiled
+from hf_ddtree.compat import CACHE_NAME, asks_to_compile, is_never_compiled
 from hf_ddtree.generation.ranks import Ranks
 from hf_ddtree.generation.shadow import Shadow, runs_by_itself
 from hf_ddtree.round import TapCollector
@@ -71,7 +71,7 @@ class CompiledForward:
 
     def __init__(self, target: PreTrainedModel, taps: TapCollector, generation_config: GenerationConfig):
         self.target, self.taps = target, taps
-        self.settings = compile_settings(target, generation_config)
+        self.settings = generation_config.compile_config.to_dict()
         self.route, attend = compiled_attention(target)
         # A forward that takes no further arguments is left in several graphs, between which layers see the tree.
         parameters = inspect.signature(type(target).forward).parameters.values()
@@ -118,10 +118,11 @@ def compiled_forward(
     model_kwargs: dict[str, Any],
     attention_route: str,
 ) -> CompiledForward | None:
-    """The compiled forward that a call asks for as plain `generate` is asked; `None` if it runs uncompiled.
+    """The compiled forward that a call asks for; `None` if it runs uncompiled.
 
-    It is asked for by a static cache on an accelerator, or by a static cache and `compile_config` anywhere, unless
-    `disable_compile` is set. Where only trees cannot be compiled, a warning says why, once.
+    A static cache and a `compile_config` ask for it, unless `disable_compile` is set. Plain `generate` compiles a
+    static cache on an accelerator without a config as well. Where only trees cannot be compiled, a warning says why,
+    once.
 
     Args:
         target, taps, ranks, generation_config, model_kwargs: of the call.

@@ -1,6 +1,7 @@
 """Tiny random pairs of target and drafter, one for each kind of attention layer, and running them side by side."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,12 +103,17 @@ def check_threads(target: Any, drafter: Any, new: int) -> None:
         else:
             outputs[seed] = target.generate(prompt(seed=seed), max_new_tokens=new)
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(3)]
+    in_threads(run, 3)
+    assert all(map(torch.equal, outputs, expected))
+
+
+def in_threads(run: Callable[[int], None], count: int) -> None:
+    """Calls `run` with 0, 1, ... in as many threads at once, and waits for all."""
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(map(torch.equal, outputs, expected))
 
 
 _CALL_ARGUMENTS = (

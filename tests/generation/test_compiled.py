@@ -5,7 +5,6 @@ the same then.
 """
 
 import gc
-import threading
 import weakref
 from typing import Any
 
@@ -23,7 +22,7 @@ from hf_ddtree.generation.buckets import padded, rows_for
 from hf_ddtree.tree import DraftTree
 from linear_attention.hybrids import make_hybrid
 from models import zoo
-from pairs import make_drafter, make_target, plain, prompt, tree
+from pairs import in_threads, make_drafter, make_target, plain, prompt, tree
 
 BUDGET, NEW = 13, 24
 SAMPLED = {"do_sample": True, "temperature": 0.8}
@@ -272,11 +271,7 @@ def test_threads_do_not_see_each_other(uncompiled: list[Any]) -> None:
         out = ways[seed](*arguments, prompt(seed=seed), max_new_tokens=30)
         outputs[seed] = getattr(out, "sequences", out)
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(run, 4)
     assert all(map(torch.equal, outputs, expected))
 
 

@@ -26,7 +26,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
         return original(states, weight, bias)
 
     monkeypatch.setattr(products, "linear", counted)
-    monkeypatch.setattr(products, "pays", lambda rows, inner, columns: rows > 1)
+    monkeypatch.setattr(products, "fewest_rows", lambda inner, columns: 2)
+    monkeypatch.setattr(products, "is_faster", lambda: True)
     monkeypatch.setattr(products, "LEAST_LAYER", 0)
     yield made
 
@@ -115,6 +116,13 @@ def test_small_layers_are_left_alone(calls: list[Any], monkeypatch: pytest.Monke
     model = Model()
     with fast_linear_layers(model):
         assert "forward" in model.first.__dict__ and "forward" not in model.second.__dict__
+
+
+def test_nothing_is_touched_where_it_is_not_faster(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "is_faster", lambda: False)
+    model = Model()
+    with fast_linear_layers(model):
+        assert all("forward" not in module.__dict__ for module in model.modules())
 
 
 @torch.no_grad()

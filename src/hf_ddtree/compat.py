@@ -271,7 +271,8 @@ def recurrent_mixers(model: PreTrainedModel) -> dict[int, list[nn.Module]]:
     found: dict[int, list[nn.Module]] = {}
 
     def collect(module: nn.Module) -> None:
-        index: Any = getattr(module, "layer_idx", None)
+        # A module that lacks an attribute takes long to say so.
+        index: Any = vars(module).get("layer_idx")
         if index is not None and _updates_recurrent_states(type(module)):
             if all(module is not other for other in found.setdefault(index, [])):
                 found[index].append(module)

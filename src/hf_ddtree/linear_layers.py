@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,9 @@ def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
     Args:
         models (`nn.Module`): whose layers to serve.
     """
-    layers = [] if not products.available() else [layer for model in models for layer in _plain_layers(model)]
+    layers = [layer for model in models for layer in _plain_layers(model)] if products.available() else []
+    if layers and not products.is_faster():
+        layers = []
     token = _INSIDE.set(True)
     taken = []
     try:
@@ -36,7 +39,8 @@ def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
             with _lock:
                 _held[id(layer)] = _held.get(id(layer), 0) + 1
                 taken.append(layer)
-                layer.__dict__["forward"] = partial(_forward, layer)
+                inner, columns = layer.in_features, layer.out_features
+                layer.__dict__["forward"] = partial(_forward, layer, inner * products.fewest_rows(inner, columns))
         yield
     finally:
         for layer in taken:
@@ -49,39 +53,43 @@ def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
 
 def _plain_layers(model: nn.Module) -> list[nn.Linear]:
     """Layers whose arithmetic is `nn.Linear`'s own, over a whole fp32 weight on the CPU that is worth the trouble."""
-    return [
-        module
-        for module in model.modules()
-        if type(module) is nn.Linear
-        and ("forward" not in module.__dict__ or id(module) in _held)
-        and module.weight.numel() >= products.LEAST_LAYER
-        and _is_plain(module.weight)
-        and (module.bias is None or _is_plain(module.bias))
-    ]
+    return [module for module in model.modules() if type(module) is nn.Linear and _is_served(module)]
+
+
+def _is_served(layer: nn.Linear) -> bool:
+    # A weight that is made anew at each use is no parameter of this name.
+    weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+    return (
+        ("forward" not in layer.__dict__ or id(layer) in _held)
+        and weight is not None
+        and weight.numel() >= products.LEAST_LAYER
+        and _is_plain(weight)
+        and (bias is None or _is_plain(bias))
+    )
 
 
 def _is_plain(weight: torch.Tensor) -> bool:
     return type(weight) is nn.Parameter and weight.dtype is torch.float32 and weight.device.type == "cpu"
 
 
-def _forward(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+def _forward(layer: nn.Linear, fewest: int, input: torch.Tensor) -> torch.Tensor:
     # Every layer of every round comes by here, so the questions are few and the quickest first.
-    weight = layer.weight
-    if _INSIDE.get() and not torch.compiler.is_compiling() and _serves(input, weight):
-        return products.linear(input, weight, layer.bias)
-    return F.linear(input, weight, layer.bias)
+    parameters = layer._parameters
+    weight: Any = parameters["weight"]
+    if input.numel() >= fewest and _INSIDE.get() and _serves(input, weight):
+        return products.linear(input, weight, parameters["bias"])
+    return F.linear(input, weight, parameters["bias"])
 
 
 def _serves(states: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the product is plain fp32 and large enough; a weight that is gathered for a forward may be gone here."""
+    """Whether the product is plain and fp32; a weight that is gathered for a forward may be gone here."""
     shape = weight.shape
-    if len(shape) != 2 or states.shape[-1] != shape[1]:
-        return False
-    if not products.pays(states.numel() // shape[1], shape[1], shape[0]):
-        return False
     return (
-        type(states) is torch.Tensor
+        len(shape) == 2
+        and states.shape[-1] == shape[1]
+        and type(states) is torch.Tensor
         and states.dtype is torch.float32
         and _is_plain(weight)
         and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
     )

@@ -11,6 +11,7 @@ from transformers.cache_utils import StaticSlidingWindowLayer
 from cache.rows import assert_equal_static
 from cache.test_static import LENGTH, ROOM, Pair, operations
 from hf_ddtree.cache.fixed import FixedSlidingTreeLayer
+from hf_ddtree.cache.path import KeptPath
 from hf_ddtree.cache.static import StaticSlidingTreeLayer
 
 WINDOWS = [2, 3, 8, 200]
@@ -95,9 +96,9 @@ def test_a_commit_may_be_repeated_after_an_interrupt(window: int, monkeypatch: p
 
     monkeypatch.setattr(FixedSlidingTreeLayer, "_end_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pair.ours.commit(path)
+        pair.ours.commit(KeptPath(path))
     monkeypatch.setattr(FixedSlidingTreeLayer, "_end_round", real)
-    pair.ours.commit(path)
+    pair.ours.commit(KeptPath(path))
     for node in path.tolist():
         pair.theirs.update(*(t[:, :, [node]] for t in rows))
     assert_equal_static(pair.ours, pair.theirs)

@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from cache.rows import Rows, append_one_by_one, assert_equal, twins
 from hf_ddtree.cache.layers import SPARE_ROWS, GrowingLayer, GrowingSlidingLayer
+from hf_ddtree.cache.path import KeptPath
 
 WINDOWS = [None, 2, 3, 8]
 
@@ -41,7 +42,7 @@ class Pair:
                 assert torch.equal(got[i][:, :, :-nodes], before[i])
         assert self.ours.get_seq_length() == self.theirs.get_seq_length() + nodes
         if keep:
-            self.ours.commit(torch.tensor(path))
+            self.ours.commit(KeptPath(torch.tensor(path)))
             append_one_by_one(self.theirs, rows, path)
         else:
             self.ours.rollback()
@@ -111,7 +112,7 @@ def buffers_of(layer: Any, rounds: int, nodes: int, kept: int) -> list[torch.Ten
     for _ in range(rounds):
         layer.begin()
         layer.update(*rows(nodes))
-        layer.commit(torch.arange(nodes - kept, nodes))
+        layer.commit(KeptPath(torch.arange(nodes - kept, nodes)))
         if not held or held[-1].untyped_storage().data_ptr() != layer.keys.untyped_storage().data_ptr():
             held.append(layer.keys)
     return held
@@ -169,7 +170,7 @@ def test_adopting_leaves_the_layer_as_it_was(window: int | None) -> None:
     assert_equal(adopted, pair.theirs)
     adopted.begin()
     adopted.update(*pair.rows(4))
-    adopted.commit(torch.tensor([0, 2]))
+    adopted.commit(KeptPath(torch.tensor([0, 2])))
     assert torch.equal(pair.theirs.keys, before[0])
     assert torch.equal(pair.theirs.values, before[1])
     assert pair.theirs.get_seq_length() == 11
@@ -183,7 +184,7 @@ def test_adopting_an_empty_layer(kind: Any) -> None:
     rows = Rows()(3)
     ours.begin()
     ours.update(*rows)
-    ours.commit(torch.tensor([0, 2]))
+    ours.commit(KeptPath(torch.tensor([0, 2])))
     append_one_by_one(theirs, rows, [0, 2])
     assert_equal(ours, theirs)
 
@@ -192,10 +193,10 @@ def test_adopting_an_empty_layer(kind: Any) -> None:
 def test_ending_a_round_that_is_not_open_changes_nothing(window: int | None) -> None:
     pair = Pair(window)
     pair.append(9)
-    pair.ours.commit(torch.tensor([0]))
+    pair.ours.commit(KeptPath(torch.tensor([0])))
     pair.ours.rollback()
     pair.ours.begin()
-    pair.ours.commit(torch.tensor([0]))
+    pair.ours.commit(KeptPath(torch.tensor([0])))
     assert_equal(pair.ours, pair.theirs)
     pair.append(2)
     assert_equal(pair.ours, pair.theirs)
@@ -207,7 +208,7 @@ def test_keys_and_values_of_different_widths(window: int | None) -> None:
     keys, values = torch.randn(1, 2, 9, 5), torch.randn(1, 2, 9, 3)
     ours.begin()
     ours.update(keys, values)
-    ours.commit(torch.tensor([0, 3, 8]))
+    ours.commit(KeptPath(torch.tensor([0, 3, 8])))
     for node in (0, 3, 8):
         theirs.update(keys[:, :, node : node + 1], values[:, :, node : node + 1])
     assert_equal(ours, theirs)

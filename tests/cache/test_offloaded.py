@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from cache.rows import Rows, append_one_by_one, assert_equal, assert_equal_static, static_twins, twins
 from hf_ddtree.cache import DDTreeCache, adopt, adopt_static, begin, check, prune, rollback
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer, _Buffer
+from hf_ddtree.cache.path import KeptPath
 from hf_ddtree.cache.static import StaticTreeLayer
 from pairs import make_target
 from streams import Stream, stand_in
@@ -57,7 +58,7 @@ def test_a_layer_that_moves_between_all_steps(window: int | None, moves: list[An
         if turn % 4 == 0:
             ours.rollback()
         else:
-            ours.commit(torch.tensor(path))
+            ours.commit(KeptPath(torch.tensor(path)))
             append_one_by_one(theirs, tree, path)
         assert_equal(ours, theirs)
     ours.offload()
@@ -85,7 +86,7 @@ def test_an_update_brings_offloaded_rows_back(window: int | None, moves: list[An
     ours.begin()
     ours.update(*tree)
     assert moves == [ELSEWHERE] * 2
-    ours.commit(torch.tensor([0, 3]))
+    ours.commit(KeptPath(torch.tensor([0, 3])))
     append_one_by_one(theirs, tree, [0, 3])
     assert_equal(ours, theirs)
 
@@ -95,7 +96,7 @@ def test_offloading_frees_the_device_s_memory(moves: list[Any]) -> None:
     layer.update(*rows(50))
     layer.begin()
     layer.update(*rows(7))
-    layer.commit(torch.tensor([0, 2]))
+    layer.commit(KeptPath(torch.tensor([0, 2])))
     assert layer._buffers is not None
     held = [weakref.ref(buffer.storage) for buffer in layer._buffers]
     layer.offload()
@@ -114,7 +115,7 @@ def test_moving_does_not_copy_the_context_a_second_time(moves: list[Any]) -> Non
     address = layer.keys.data_ptr()
     layer.begin()
     layer.update(*rows(7))
-    layer.commit(torch.tensor([0, 2]))
+    layer.commit(KeptPath(torch.tensor([0, 2])))
     assert layer.keys.data_ptr() == address
 
 
@@ -140,7 +141,7 @@ def test_a_static_layer_that_moves(window: int | None) -> None:
         ours.update(*tree)
         ours.offload()
         ours.keys, ours.values = ours.keys.clone(), ours.values.clone()
-        ours.commit(torch.tensor(path))
+        ours.commit(KeptPath(torch.tensor(path)))
         append_one_by_one(theirs, tree, path)
         assert_equal_static(ours, theirs)
         ours.prefetch()

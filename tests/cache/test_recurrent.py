@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttention
 
 from cache.recurrent_rows import CHANNELS, KERNEL, KINDS, Halving, Tokens, assert_equal, states, twins
 from hf_ddtree.cache import DDTreeCache, adopt, check, mixers
+from hf_ddtree.cache.path import KeptPath
 from hf_ddtree.cache.recurrent import TreeRecurrentLayer, saved_states
 from hf_ddtree.round import CURRENT_ROUND, MixerKind, TreeRound
 
@@ -27,7 +28,7 @@ def test_rounds_equal_plain_decoding(kind: str, replayed: bool, prefix: int) -> 
         assert ours.record_past
         Tokens(6, seed=9 + turn).as_tree(ours, replayed)
         assert all(map(torch.equal, tensors, before))
-        ours.commit(torch.tensor(path))
+        ours.commit(KeptPath(torch.tensor(path)))
         Tokens(6, seed=9 + turn).read(theirs, path)
         assert_equal(ours, theirs)
         # A captured graph knows states by their address.
@@ -47,7 +48,7 @@ def test_a_rollback_leaves_no_trace(kind: str, replayed: bool) -> None:
     ours.rollback()
     assert_equal(ours, theirs)
     ours.begin()
-    ours.commit(torch.tensor([0]))
+    ours.commit(KeptPath(torch.tensor([0])))
     assert_equal(ours, theirs)
 
 
@@ -62,7 +63,7 @@ def test_several_states_in_a_layer(replayed: list[bool]) -> None:
     else:
         for index in (0, 1):
             nodes[index].as_tree(ours, replayed[index], index)
-    ours.commit(torch.tensor([0, 3]))
+    ours.commit(KeptPath(torch.tensor([0, 3])))
     for index in (0, 1):
         nodes[index].read(theirs, [0, 3], index)
     assert_equal(ours, theirs)
@@ -95,7 +96,7 @@ def test_a_recorded_past_is_cut_to_the_kernel(prefix: int) -> None:
     ours = TreeRecurrentLayer.adopt(recorded)
     ours.begin()
     Tokens(6, seed=2).as_tree(ours)
-    ours.commit(torch.tensor([0, 3]))
+    ours.commit(KeptPath(torch.tensor([0, 3])))
     Tokens(6, seed=2).read(theirs, [0, 3])
     assert_equal(ours, theirs)
 

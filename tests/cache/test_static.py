@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache, StaticLayer, StaticSlidingWin
 
 from cache.rows import HEAD_DIM, HEADS, Rows, append_one_by_one, assert_equal_static, static_twins
 from hf_ddtree.cache import adopt_static, begin, fixed_length, prune, rollback
+from hf_ddtree.cache.path import KeptPath
 from hf_ddtree.cache.static import StaticSlidingTreeLayer, StaticTreeLayer
 from pairs import make_target
 
@@ -56,7 +57,7 @@ class Pair:
                 held = (self.theirs.keys, self.theirs.values)[index][:, :, : min(before, self.theirs.max_cache_len)]
                 assert torch.equal(got[index][:, :, : before - first], held[:, :, held.shape[-2] - before + first :])
         if keep:
-            self.ours.commit(torch.tensor(path))
+            self.ours.commit(KeptPath(torch.tensor(path)))
             append_one_by_one(self.theirs, rows, path)
         else:
             self.ours.rollback()
@@ -128,10 +129,10 @@ def test_ending_a_round_that_is_not_open_changes_nothing(window: int | None) -> 
     pair = Pair(window)
     pair.append(9)
     for path in ([0], [0, 2]):
-        pair.ours.commit(torch.tensor(path))
+        pair.ours.commit(KeptPath(torch.tensor(path)))
         pair.ours.rollback()
         pair.ours.begin()
-        pair.ours.commit(torch.tensor(path))
+        pair.ours.commit(KeptPath(torch.tensor(path)))
         assert_equal_static(pair.ours, pair.theirs)
     pair.append(2)
     assert_equal_static(pair.ours, pair.theirs)
@@ -151,7 +152,7 @@ def test_keys_and_values_of_different_widths(window: int | None) -> None:
     rows = torch.randn(1, 2, 9, 5), torch.randn(1, 2, 9, 3)
     ours.begin()
     ours.update(*rows)
-    ours.commit(torch.tensor([0, 3, 8]))
+    ours.commit(KeptPath(torch.tensor([0, 3, 8])))
     append_one_by_one(theirs, rows, [0, 3, 8])
     assert_equal_static(ours, theirs)
 
@@ -189,7 +190,7 @@ def test_a_tree_s_update_is_compiled_once() -> None:
         tree = rows(6)
         layer.begin()
         update(*tree)
-        layer.commit(torch.tensor(path))
+        layer.commit(KeptPath(torch.tensor(path)))
         append_one_by_one(pair.theirs, tree, path)
         assert_equal_static(layer, pair.theirs)
     assert len(graphs) == 1

@@ -7,6 +7,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticLa
 
 from hf_ddtree.cache.adoption import adopt
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
+from hf_ddtree.cache.path import KeptPath
 from hf_ddtree.cache.recurrent import TreeRecurrentLayer
 from hf_ddtree.cache.static import StaticSlidingTreeLayer, StaticTreeLayer
 from hf_ddtree.round import CURRENT_ROUND, MixerKind
@@ -84,8 +85,9 @@ def prune(cache: Cache, path: torch.Tensor) -> None:
     if cache.offloading and torch.accelerator.is_available():
         # Copies to and from the host may be under way; the rows are read and written on either side.
         torch.accelerator.synchronize()
+    kept = KeptPath(path)
     for layer in _round_layers(cache):
-        layer.commit(path)
+        layer.commit(kept)
 
 
 def rollback(cache: Cache) -> None:

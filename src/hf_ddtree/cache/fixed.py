@@ -3,6 +3,7 @@
 import torch
 from transformers.cache_utils import StaticSlidingWindowLayer
 
+from hf_ddtree.cache.path import KeptPath
 from hf_ddtree.cache.static import StaticSlidingTreeLayer, writable
 
 
@@ -101,8 +102,8 @@ class FixedSlidingTreeLayer(StaticSlidingTreeLayer):
     def _rows(self) -> int:
         return min(self.cumulative_length_int, self.max_cache_len)
 
-    def commit(self, path: torch.Tensor) -> None:
-        """Keeps the tree rows `path` (`torch.LongTensor`, increasing), then the window's last rows."""
+    def commit(self, path: KeptPath) -> None:
+        """Keeps the tree rows `path`, then the window's last rows."""
         if self._in_round and self._appended:
             if self._window is None:
                 self._window = self._committed(path)
@@ -116,11 +117,11 @@ class FixedSlidingTreeLayer(StaticSlidingTreeLayer):
             self.__dict__.update(cumulative_length_int=length, _in_round=False, _appended=0)
         self._end_round()
 
-    def _committed(self, path: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
+    def _committed(self, path: KeptPath) -> tuple[int, torch.Tensor, torch.Tensor]:
         """The first slot that changes, and the keys and values from there on."""
         assert self._storage is not None
         first, window, kept = self._rows(), self.max_cache_len, len(path)
-        nodes = path.to(self._first.device) + first
+        nodes = path.on(self._first.device) + first
         # What stays of the rows before the nodes moves only where the window is full.
         before = torch.arange(min(max(first + kept - window, 0), first), first, device=nodes.device)
         start = 0 if first + kept > window else first

@@ -5,6 +5,8 @@ import copy
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from hf_ddtree.cache.path import KeptPath
+
 # Rows a buffer starts with beyond what it must hold; it then grows by half, so that copies are rare.
 SPARE_ROWS = 256
 
@@ -17,14 +19,16 @@ class _Buffer:
         self.storage = torch.empty(shape, dtype=rows.dtype, device=rows.device)
         self.storage[..., : rows.shape[-2], :] = rows
 
+    # `narrow`, for an index with slices takes three times as long, and each layer of a round has several.
     def view(self, start: int, end: int) -> torch.Tensor:
-        return self.storage[..., start:end, :]
+        return self.storage.narrow(-2, start, end - start)
 
     def write(self, at: int, rows: torch.Tensor) -> None:
-        self.storage[..., at : at + rows.shape[-2], :] = rows
+        self.storage.narrow(-2, at, rows.shape[-2]).copy_(rows)
 
-    def take(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.storage.index_select(-2, rows)
+    def take(self, start: int, end: int, path: KeptPath) -> torch.Tensor:
+        """Copies of those rows between `start` and `end` that are the path's."""
+        return self.view(start, end).index_select(-2, path.on(self.storage.device))
 
     def on(self, device: torch.device | str) -> "_Buffer":
         """The same rows and room on `device`."""
@@ -88,22 +92,22 @@ class _TreeLayer(DynamicLayer):
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         assert self._buffers is not None
-        for buffer, rows in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer.write(self._end, rows)
+        keys, values = self._buffers
+        keys.write(self._end, key_states)
+        values.write(self._end, value_states)
         self._end += key_states.shape[-2]
         self._show()
 
-    def _keep_path(self, path: torch.Tensor) -> None:
-        """Moves the rows of `path` to the mark; a path that is the tree's first rows needs no move."""
-        length = len(path)
+    def _keep_path(self, path: KeptPath) -> None:
+        """Moves the rows of `path` to the mark."""
         assert self._mark is not None and self._buffers is not None
-        if length and int(path[-1]) != length - 1:
+        if not path.in_place:
+            keys, values = self._buffers
             if self._path_rows is None:
-                rows = (path + self._mark).to(self._buffers[0].storage.device)
-                self._path_rows = self._buffers[0].take(rows), self._buffers[1].take(rows)
-            for buffer, kept in zip(self._buffers, self._path_rows, strict=True):
-                buffer.write(self._mark, kept)
-        self._end = self._mark + length
+                self._path_rows = keys.take(self._mark, self._end, path), values.take(self._mark, self._end, path)
+            keys.write(self._mark, self._path_rows[0])
+            values.write(self._mark, self._path_rows[1])
+        self._end = self._mark + len(path)
 
     def _end_round(self) -> None:
         self._path_rows = self._mark = None
@@ -160,8 +164,8 @@ class GrowingLayer(_TreeLayer):
         """Marks the committed end; the next `update` appends a tree's rows after it."""
         self._mark = self.get_seq_length()
 
-    def commit(self, path: torch.Tensor) -> None:
-        """Keeps the tree rows `path` (`torch.LongTensor`, increasing) and drops the others."""
+    def commit(self, path: KeptPath) -> None:
+        """Keeps the tree rows `path` and drops the others."""
         if self._mark is not None and self.get_seq_length() > self._mark:
             self._keep_path(path)
             self._show()
@@ -224,8 +228,8 @@ class GrowingSlidingLayer(_TreeLayer, DynamicSlidingWindowLayer):
         """Starts a round; the next `update` appends a tree's rows and keeps the window before them."""
         self._in_round, self._committed_length = True, self.cumulative_length
 
-    def commit(self, path: torch.Tensor) -> None:
-        """Keeps the tree rows `path` (`torch.LongTensor`, increasing), then the window's last rows."""
+    def commit(self, path: KeptPath) -> None:
+        """Keeps the tree rows `path`, then the window's last rows."""
         if self._mark is not None:
             self._keep_path(path)
             self.cumulative_length = self._committed_length + len(path)

@@ -12,6 +12,7 @@ from transformers.cache_utils import (
 )
 
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
+from hf_ddtree.cache.path import KeptPath
 from hf_ddtree.linear_attention.states import STATES, copied
 
 
@@ -121,8 +122,8 @@ class TreeRecurrentLayer(LinearAttentionLayer):
         # A model that sees its past recorded avoids the kernels that move the state of the convolution in place.
         self._reading = self.record_past = True
 
-    def commit(self, path: torch.Tensor) -> None:
-        """Moves the states along the nodes `path` (`torch.LongTensor`, root first).
+    def commit(self, path: KeptPath) -> None:
+        """Moves the states along the nodes `path`.
 
         Committing the same path again finishes a commit that an interrupt cut short.
         """
@@ -134,22 +135,22 @@ class TreeRecurrentLayer(LinearAttentionLayer):
                 state.copy_(new)
         self._stop_reading()
 
-    def _moved(self, path: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _moved(self, path: KeptPath) -> list[tuple[torch.Tensor, torch.Tensor]]:
         moves = []
         for index, inputs in self._inputs.items():
             state = self.conv_states[index]
-            accepted = inputs.index_select(-1, path.to(inputs.device))
+            accepted = inputs.index_select(-1, path.on(inputs.device))
             moves.append((state, torch.cat([state, accepted], dim=-1)[..., -state.shape[-1] :]))
         for index, pending in self._pending.items():
             state = self.recurrent_states[index]
-            moves.append((state, pending.state_after(path, state)))
+            moves.append((state, pending.state_after(path.nodes, state)))
         return moves
 
-    def _replayed(self, path: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _replayed(self, path: KeptPath) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if self._finish is None:
             return []
         scratch = copied(self)
-        self._finish(path, scratch)
+        self._finish(path.nodes, scratch)
         # A layer may keep several states, and only some of them by replaying tokens.
         return [
             (state, getattr(scratch, name)[index])
@@ -204,7 +205,7 @@ class TreeRecurrentAndGrowingLayer(TreeRecurrentLayer, GrowingLayer, LinearAtten
         TreeRecurrentLayer.begin(self)
         GrowingLayer.begin(self)
 
-    def commit(self, path: torch.Tensor) -> None:
+    def commit(self, path: KeptPath) -> None:
         TreeRecurrentLayer.commit(self, path)
         GrowingLayer.commit(self, path)
 
@@ -233,7 +234,7 @@ class TreeRecurrentAndGrowingSlidingLayer(
         TreeRecurrentLayer.begin(self)
         GrowingSlidingLayer.begin(self)
 
-    def commit(self, path: torch.Tensor) -> None:
+    def commit(self, path: KeptPath) -> None:
         TreeRecurrentLayer.commit(self, path)
         GrowingSlidingLayer.commit(self, path)
 

@@ -3,6 +3,8 @@
 import torch
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
+from hf_ddtree.cache.path import KeptPath
+
 
 class StaticTreeLayer(StaticLayer):
     """A full-attention layer of fixed length.
@@ -54,19 +56,19 @@ class StaticTreeLayer(StaticLayer):
         """Marks the committed end; the next `update` writes a tree's rows after it."""
         self._mark = self.cumulative_length.clone()
 
-    def commit(self, path: torch.Tensor) -> None:
-        """Keeps the tree rows `path` (`torch.LongTensor`, increasing); the others are written over later."""
+    def commit(self, path: KeptPath) -> None:
+        """Keeps the tree rows `path`; the others are written over later."""
         if self._mark is not None and self.is_initialized:
             self._keep_path(path, self._mark.to(self.cumulative_length.device))
         self._end_round()
 
-    def _keep_path(self, path: torch.Tensor, mark: torch.Tensor) -> None:
+    def _keep_path(self, path: KeptPath, mark: torch.Tensor) -> None:
         length = len(path)
         assert self.keys is not None and self.values is not None
-        if length and int(path[-1]) != length - 1:
+        if not path.in_place:
             first = mark.to(self.keys.device)
             if self._path_rows is None:
-                rows = path.to(first.device) + first
+                rows = path.on(first.device) + first
                 self._path_rows = self.keys.index_select(-2, rows), self.values.index_select(-2, rows)
             slots = torch.arange(length, device=first.device) + first
             self.keys[:, :, slots] = self._path_rows[0]
@@ -138,8 +140,8 @@ class StaticSlidingTreeLayer(StaticSlidingWindowLayer):
         """Starts a round; the next `update` shows a tree's rows behind the window."""
         self._mark = self.cumulative_length_int
 
-    def commit(self, path: torch.Tensor) -> None:
-        """Keeps the tree rows `path` (`torch.LongTensor`, increasing), then the window's last rows."""
+    def commit(self, path: KeptPath) -> None:
+        """Keeps the tree rows `path`, then the window's last rows."""
         if self._mark is not None and self._nodes is not None:
             assert self.keys is not None and self.values is not None
             if self._moved is None:
@@ -154,8 +156,8 @@ class StaticSlidingTreeLayer(StaticSlidingWindowLayer):
             self.cumulative_length.fill_(self.cumulative_length_int)
         self._end_round()
 
-    def _with_path(self, rows: torch.Tensor, nodes: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-        kept = nodes.index_select(-2, path.to(nodes.device)).to(rows.device)
+    def _with_path(self, rows: torch.Tensor, nodes: torch.Tensor, path: KeptPath) -> torch.Tensor:
+        kept = nodes.index_select(-2, path.on(nodes.device)).to(rows.device)
         return torch.cat([rows[:, :, : self._mark], kept], dim=-2)[:, :, -self.max_cache_len :]
 
     def rollback(self) -> None:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -75,7 +76,10 @@ def dtype_of(module: Any, target: PreTrainedModel) -> torch.dtype:
 def is_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 shards the model's weights over several processes."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+    # Weights are sharded over a process group, and all modules are many to look at in each generate.
+    if fsdp is None or not (dist.is_available() and dist.is_initialized()):
+        return False
+    return any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def borrowed(owner: PreTrainedModel, module: Any) -> Any:

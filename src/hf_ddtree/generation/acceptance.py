@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from hf_ddtree.tree import DeviceTree, DraftTree
+from hf_ddtree.tree import DeviceTree, DraftTree, first_highest
 
 
 @dataclass
@@ -137,7 +137,7 @@ class GreedyWalk:
             tree, choices = tree.on_host_with(logits[0].argmax(dim=-1))
         length, node, path, tokens, finished = input_ids.shape[1], 0, [], [], False
         while True:
-            token = int(logits[0, node].argmax()) if choices is None else choices[node]
+            token = first_highest(logits[0, node]) if choices is None else choices[node]
             path.append(node)
             tokens.append(token)
             finished = token in self.end_ids or (self.max_length is not None and length + len(path) >= self.max_length)

@@ -61,6 +61,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         self._has_head = any(getattr(assistant_model, name, None) is not None for name in heads)
         masks = torch.full((1, self.config.block_size - 1), self.config.mask_token_id)
         self._mask_embeds = self.target_io.embed(masks)
+        self._offsets = torch.arange(1, self.config.block_size)
 
     @torch.no_grad()
     def draft_states(
@@ -86,16 +87,16 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             `torch.Tensor` of shape `(depth, hidden_size)`: final states of the positions after the anchor, and their
             fp32 logits, `(depth, draft vocabulary)`.
         """
-        device, block, new = self.drafter.device, self.config.block_size, taps.shape[1]
+        device, new = self.drafter.device, taps.shape[1]
         anchor_embed = self.target_io.embed(torch.tensor([[anchor]]))
         positions = self._positions(position_ids, new)
-        following = torch.arange(1, block, device=positions.device)
-        positions = torch.cat([positions, positions[:, -1:] + following], dim=-1)
+        following = positions[:, -1:] + self._offsets.to(positions.device)
+        positions = torch.cat([positions, following], dim=-1)
         mask = None
         if attention_mask is not None:
             covered = self.context.cache.get_seq_length() + new
             mask = attention_mask[:, -covered - 1 :].to(device)
-            mask = torch.cat([mask, mask.new_ones((1, block - 1))], dim=-1)
+            mask = torch.cat([mask, mask.new_ones((1, self.config.block_size - 1))], dim=-1)
         try:
             self.context.begin(new)
             outputs = self.drafter(
@@ -128,12 +129,20 @@ class DDTreeCandidateGenerator(CandidateGenerator):
     def scorer(self, states: torch.Tensor, logits: torch.Tensor, budget: int | None = None) -> Scorer:
         """The drafter's path-conditioned head, or its marginals, of no more ranks than the budget can use."""
         budget = self.budget if budget is None else budget
-        if torch.isnan(states).any():
-            self._refuse_nan()
-        if (head := path_scorer(self.drafter, states, logits, self.target_io.token_map)) is not None:
+        if self._has_head:
+            if torch.isnan(states).any():
+                self._refuse_nan()
+            head = path_scorer(self.drafter, states, logits, self.target_io.token_map)
+            assert head is not None
             return head
         log_probs, token_ids = self._top(logits, budget)
-        return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy())
+        try:
+            return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy())
+        except ValueError:
+            # It looks at all that it takes, so that the states need no look of their own in each round.
+            if torch.isnan(states).any():
+                self._refuse_nan()
+            raise
 
     def ranking(
         self, states: torch.Tensor, logits: torch.Tensor, budget: int | None = None

@@ -207,10 +207,7 @@ class _Session:
             else:
                 tree_cache.prune(self.cache, path)
             raise
-        taps = self.taps.taps()
-        # A graph fills up its rows, and writes over them in the next round.
-        whole = taps.shape[1] == 1 and self.verify.compiled is None
-        self.context.unread(taps if whole else taps[:, path.to(taps.device)])
+        self.context.unread(self.taps.taps(path))
         self.collector.verified(outputs, walk.path, len(tree), self.cache)
         self._extend_kwargs(outputs, len(walk.path))
         self.anchor_position += len(walk.path)

@@ -26,7 +26,11 @@ def routes(model: PreTrainedModel) -> dict[nn.Module, Route]:
 
     Mixers are told by what they call, so that a model made from another's parts is served as that one is.
     """
-    return {mixer: _route(mixers) for mixers in recurrent_mixers(model).values() for mixer in mixers}
+    return _routes(recurrent_mixers(model))
+
+
+def _routes(by_layer: dict[int, list[nn.Module]]) -> dict[nn.Module, Route]:
+    return {mixer: _route(mixers) for mixers in by_layer.values() for mixer in mixers}
 
 
 def _route(mixers: list[nn.Module]) -> Route:
@@ -52,9 +56,10 @@ class RecurrentSwitch:
     """
 
     def __init__(self, model: PreTrainedModel):
-        found = routes(model)
+        by_layer = recurrent_mixers(model)
+        found = _routes(by_layer)
         #: How many recurrent layers take each route.
-        self.routes = dict(Counter(_route(mixers).value for mixers in recurrent_mixers(model).values()))
+        self.routes = dict(Counter(_route(mixers).value for mixers in by_layer.values()))
         for mixer_class in {type(mixer) for mixer, route in found.items() if route is Route.DELTA_RULE}:
             module_globals = globals_of(mixer_class)
             assert module_globals is not None

@@ -9,7 +9,8 @@ from hf_ddtree.tree.device import build_as_on_device
 from hf_ddtree.tree.draft_tree import NO_ANCHOR, DraftTree
 from hf_ddtree.tree.heap import build_with_heap
 from hf_ddtree.tree.levelwise import build_level_wise
-from hf_ddtree.tree.scoring import MarginalScorer, Scorer, rank_children
+from hf_ddtree.tree.ranking import log_probs_at, rank_children
+from hf_ddtree.tree.scoring import MarginalScorer, Scorer
 
 Builder = Callable[[Scorer, int, int, int], DraftTree]
 
@@ -124,9 +125,8 @@ def build_from_scorer(
 
 def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    The `k` most probable tokens of each draft position, by one top-k and one log-softmax over the vocabulary.
-
-    The log-softmax goes row by row: what it writes is as long as the vocabulary once, not once a position.
+    The `k` most probable tokens of each draft position, by one top-k and one log-softmax over the vocabulary, neither
+    of which makes a second table of all positions.
 
     Equal logits rank by the lower token id, on every device ([`rank_children`]).
 
@@ -146,9 +146,7 @@ def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     _check_count("k", k, 1)
     _check_table(logits, "vocab")
     values, token_ids = rank_children(logits, k)
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    rows = [row.log_softmax(-1, dtype=dtype)[ids] for row, ids in zip(logits, token_ids, strict=True)]
-    return torch.stack(rows).float() if rows else values.float(), token_ids
+    return (log_probs_at(logits, token_ids).float() if len(logits) else values.float()), token_ids
 
 
 def _check_width(budget: int, max_branching: int | None) -> int:

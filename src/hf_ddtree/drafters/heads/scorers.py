@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from hf_ddtree.tree import Expansion, Scorer, rank_children
+from hf_ddtree.tree import Expansion, Scorer, log_probs_at, rank_children
 
 from .markov import ConfidenceHead, MarkovHead
 from .selector import CandidateSelector
@@ -110,7 +110,7 @@ class SelectorScorer:
         # By id, so that equal scores rank by the lower one.
         self.candidates = candidates.sort(dim=-1).values
         self.unary = logits.gather(-1, self.candidates)
-        self.log_mass = self.unary.logsumexp(-1) - logits.logsumexp(-1)
+        self.log_mass = log_probs_at(logits, self.candidates).logsumexp(-1)
         self.projected = selector.hidden_projection(states)
 
     @property

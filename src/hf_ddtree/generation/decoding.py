@@ -251,6 +251,8 @@ class _Session:
             self._idle_pass(anchor)
         if nodes == 0:
             return DraftTree.root_only(anchor)
+        # Each level of a tree has a node.
+        depth = min(depth, nodes)
         states, logits = candidates.draft_states(
             anchor,
             self.context.read(),

@@ -1,8 +1,7 @@
 """Which route lets each recurrent layer of a model read a tree, and taking it for the length of a forward."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 
 from torch import nn
@@ -66,8 +65,6 @@ class RecurrentSwitch:
             install(module_globals)
         self.paths = PathExpansion(mixer for mixer, route in found.items() if route is Route.PATHS)
 
-    @contextmanager
-    def tree(self, tree: TreeRound) -> Iterator[None]:
+    def tree(self, tree: TreeRound) -> AbstractContextManager[None]:
         """Inside, recurrent layers of this thread's forwards read `tree`, which must be the current round's."""
-        with self.paths.tree(tree):
-            yield
+        return self.paths.tree(tree) if self.paths.mixers else nullcontext()

@@ -2,9 +2,10 @@
 
 import torch
 
-#: Scores that are looked at as one by their highest, and in how many times as many scores as are wanted that pays.
-BLOCK, PAYS = 64, 2
-#: Rows whose log-probabilities are written at once at most.
+#: Scores that are looked at as one by their highest; in a row of how many times as many as are wanted that pays, and
+#: in how many scores altogether.
+BLOCK, PAYS, LEAST = 64, 2, 2**19
+#: Rows whose log-probabilities are written at once on a CPU: enough for its threads, and for few calls.
 ROWS = 4
 
 
@@ -26,6 +27,8 @@ def rank_children(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch
     vocab, on_cpu = scores.shape[-1], scores.device.type == "cpu"
     width = min(width, vocab)
     values, ids = highest(scores, min(width + 1, vocab))
+    if on_cpu and not bool((values[:, 1:] == values[:, :-1]).any()):
+        return values[:, :width], ids[:, :width]
     if width < vocab:
         edge, beyond = values[:, width - 1 : width], values[:, width:]
         values, ids = values[:, :width], ids[:, :width]
@@ -35,8 +38,6 @@ def rank_children(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch
                 ids[row, first:] = (scores[row] == edge[row]).nonzero().flatten()[: width - first]
         else:
             ids = torch.where(values == edge, _lowest_ids(scores, edge, values), ids)
-    if on_cpu and not bool((values[:, 1:] == values[:, :-1]).any()):
-        return values, ids
     ids, by_id = ids.sort(dim=-1)
     values, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, by_value)
@@ -44,7 +45,7 @@ def rank_children(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch
 
 def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    `scores.topk(count)` of each row, where equal scores may be chosen otherwise; on a CPU in a third of the time.
+    `scores.topk(count)` of each row, where equal scores may be chosen otherwise; on a CPU in a third of the time if they are many.
 
     The `count` blocks with the highest maxima hold `count` scores that no score outside of them exceeds: each such
     score is at most its block's maximum, and that at most the `count` maxima that were chosen.
@@ -57,13 +58,13 @@ def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
         Two tensors of shape `(rows, count)`: the scores, descending, and their ids.
     """
     rows, vocab = scores.shape
-    if scores.device.type != "cpu" or vocab < PAYS * BLOCK * count:
+    if scores.device.type != "cpu" or vocab < PAYS * BLOCK * count or scores.numel() < LEAST:
         values, ids = scores.topk(count, dim=-1)
         return values, ids
     whole = vocab - vocab % BLOCK
     blocks = scores[:, :whole].unflatten(-1, (-1, BLOCK))
     chosen = blocks.amax(-1).topk(count, dim=-1, sorted=False).indices
-    candidates = blocks[torch.arange(rows)[:, None], chosen].flatten(1)
+    candidates = blocks.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
     # What is left over at the end stands for one more block.
     if whole < vocab:
         candidates = torch.cat([candidates, scores[:, whole:]], dim=-1)
@@ -74,29 +75,21 @@ def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 def first_highest(scores: torch.Tensor) -> int:
     """
-    `int(scores.argmax())`, the first of equal ones; on a CPU in a third of the time.
+    `int(scores.argmax())`, the first of equal ones; on a CPU by NumPy's vectorised search, in a tenth of the time.
 
     Args:
-        scores (`torch.Tensor` of shape `(vocab,)`)
+        scores (`torch.Tensor` of shape `(vocab,)`): without a gradient.
     """
-    whole = len(scores) - len(scores) % BLOCK
-    if scores.device.type != "cpu" or whole == 0:
+    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
         return int(scores.argmax())
-    blocks = scores[:whole].view(-1, BLOCK)
-    maxima = blocks.amax(-1)
-    block = int(maxima.argmax())
-    best = block * BLOCK + int(blocks[block].argmax())
-    if whole == len(scores):
-        return best
-    last = whole + int(scores[whole:].argmax())
-    return last if bool(torch.stack([scores[best], scores[last]]).argmax()) else best
+    return int(scores.numpy().argmax())
 
 
 def log_probs_at(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """
     `logits.log_softmax(-1)` at `ids`, without a second tensor as large as `logits`.
 
-    On a CPU each thread takes a row, so a few rows at a time are written.
+    On a CPU a few rows at a time are written, on accelerators one.
 
     Args:
         logits (`torch.Tensor` of shape `(rows, vocab)`): any float dtype.
@@ -106,7 +99,7 @@ def log_probs_at(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         `torch.Tensor` of shape `(rows, width)`: float64 for float64 logits, else float32.
     """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    rows = min(torch.get_num_threads(), ROWS) if logits.device.type == "cpu" else 1
+    rows = ROWS if logits.device.type == "cpu" else 1
     parts = [
         part.log_softmax(-1, dtype=dtype).gather(-1, wanted)
         for part, wanted in zip(logits.split(rows), ids.split(rows), strict=True)

@@ -45,7 +45,8 @@ def rank_children(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch
 
 def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    `scores.topk(count)` of each row, where equal scores may be chosen otherwise; on a CPU in a third of the time if they are many.
+    `scores.topk(count)` of each row, where equal scores may be chosen otherwise; of many on a CPU in a third of the
+    time.
 
     The `count` blocks with the highest maxima hold `count` scores that no score outside of them exceeds: each such
     score is at most its block's maximum, and that at most the `count` maxima that were chosen.

@@ -18,6 +18,7 @@ class _Buffer:
         shape = (*rows.shape[:-2], capacity, rows.shape[-1])
         self.storage = torch.empty(shape, dtype=rows.dtype, device=rows.device)
         self.storage[..., : rows.shape[-2], :] = rows
+        self.capacity, self._inference = capacity, self.storage.is_inference()
 
     # `narrow`, for an index with slices takes three times as long, and each layer of a round has several.
     def view(self, start: int, end: int) -> torch.Tensor:
@@ -34,16 +35,13 @@ class _Buffer:
         """The same rows and room on `device`."""
         moved = copy.copy(self)
         moved.storage = self.storage.to(device, non_blocking=True)
+        moved._inference = moved.storage.is_inference()
         return moved
-
-    @property
-    def capacity(self) -> int:
-        return self.storage.shape[-2]
 
     @property
     def usable(self) -> bool:
         """Inference tensors may not be written once inference mode is left."""
-        return torch.is_inference_mode_enabled() or not self.storage.is_inference()
+        return not self._inference or torch.is_inference_mode_enabled()
 
 
 class _TreeLayer(DynamicLayer):
@@ -55,8 +53,10 @@ class _TreeLayer(DynamicLayer):
 
     _buffers: tuple[_Buffer, _Buffer] | None = None
     _views: tuple[torch.Tensor, torch.Tensor] | None = None
+    _shown: tuple[int, int] | None = None
     _start = 0
     _end = 0
+    _offloaded = False
     _mark: int | None = None
     _path_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -78,17 +78,23 @@ class _TreeLayer(DynamicLayer):
         capacity = keep + new + max(SPARE_ROWS, (keep + new) // 2)
         buffers = _Buffer(keys, capacity), _Buffer(values, capacity)
         # Until the new buffers are shown, an interrupt leaves the old rows, which are then moved again.
-        self._views = None
+        self._views = self._shown = None
         self._buffers = buffers
         self._start, self._end = 0, keep
         self._show()
 
     def _show(self) -> None:
+        rows = self._start, self._end
+        if self._shown == rows and self._owns_rows():
+            return
         assert self._buffers is not None
         keys, values = self._buffers
-        views = keys.view(self._start, self._end), values.view(self._start, self._end)
+        views = keys.view(*rows), values.view(*rows)
+        # An interrupt before the end leaves it open which rows are shown.
+        self._shown = None
         # One statement without a call, so that no interrupt comes between the rows and the mark of owning them.
         self.keys, self.values = self._views = views
+        self._shown = rows
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         assert self._buffers is not None
@@ -114,6 +120,7 @@ class _TreeLayer(DynamicLayer):
 
     def offload(self) -> None:
         """Moves the rows to the host, room included."""
+        self._offloaded = True
         if self._owns_rows():
             self._move("cpu")
         else:
@@ -125,9 +132,11 @@ class _TreeLayer(DynamicLayer):
             super().prefetch()
         elif self._buffers is not None and self._buffers[0].storage.device != self.device:
             self._move(self.device)
+        self._offloaded = False
 
     def _move(self, device: torch.device | str) -> None:
         assert self._buffers is not None
+        self._shown = None
         # Both at once: an interrupt leaves the rows where they were.
         self._buffers = self._buffers[0].on(device), self._buffers[1].on(device)
         self._show()
@@ -149,7 +158,8 @@ class GrowingLayer(_TreeLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
-        self.prefetch()
+        if self._offloaded:
+            self.prefetch()
         if self._mark is None and torch.is_grad_enabled() and key_states.requires_grad:
             # Rows written in place would change what an earlier forward saved for its backward.
             return super().update(key_states, value_states, *args, **kwargs)
@@ -211,7 +221,8 @@ class GrowingSlidingLayer(_TreeLayer, DynamicSlidingWindowLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns the window before them and them, as the parent does."""
-        self.prefetch()
+        if self._offloaded:
+            self.prefetch()
         if not self._in_round:
             return DynamicSlidingWindowLayer.update(self, key_states, value_states, *args, **kwargs)
         if not self.is_initialized or self.keys.numel() == 0:

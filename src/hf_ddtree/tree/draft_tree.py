@@ -1,7 +1,7 @@
 """The draft tree: what the drafter proposes and the target verifies in one forward."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
@@ -9,6 +9,13 @@ from hf_ddtree.round import ancestors_or_self
 from hf_ddtree.tree.ordering import best_nodes, renumber
 
 NO_ANCHOR = -1
+
+
+@cache
+def _root_alone() -> tuple[torch.Tensor, ...]:
+    """Parents, depths, subtree ends and log-probabilities, made once: plain rounds need them at each token."""
+    with torch.inference_mode(False):
+        return torch.tensor([-1]), torch.tensor([0]), torch.tensor([1]), torch.zeros(1, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +74,8 @@ class DraftTree:
 
     @classmethod
     def root_only(cls, token_id: int = NO_ANCHOR) -> "DraftTree":
-        """A tree of the root alone: nothing is drafted."""
-        return cls(
-            token_ids=torch.tensor([token_id]),
-            parents=torch.tensor([-1]),
-            depths=torch.tensor([0]),
-            subtree_ends=torch.tensor([1]),
-            log_probs=torch.zeros(1, dtype=torch.float64),
-        )
+        """A tree of the root alone: nothing is drafted. All but its token is shared with other such trees."""
+        return cls(torch.tensor([token_id]), *_root_alone())
 
     def on_host(self) -> "DraftTree":
         """This tree; as [`DeviceTree.on_host`], for a tree that is on the host already."""

@@ -44,6 +44,18 @@ def test_its_tree_has_the_packages_nodes(script: Any) -> None:
     assert paths(written_out.tokens, written_out.parents) == paths(ours.token_ids.tolist(), ours.parents.tolist())
 
 
+def test_the_papers_rounds_on_given_marginals(script: Any) -> None:
+    points = script("reference_points")
+    certain = torch.full((3, 9), -50.0)
+    certain[range(3), [4, 5, 6]] = 0.0
+    # Two right, the third wrong; then nothing right; then no pass, for there is room for one token only.
+    text = [3, 4, 5, 1, 2, 8]
+    assert points.paper_lengths(text, [certain, certain], [3, 1, 1], 3) == [3, 1, 1]
+    # All right, but the text ends.
+    assert points.paper_lengths([3, 4, 5], [certain], [2], 3) == [2]
+    assert points.paper_lengths([3, 4, 5, 6], [certain], [3], 1) == [2], "one node, and the bonus token"
+
+
 def test_the_clock_counts_outermost_calls(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     points = script("reference_points")
     now = iter([1.0, 3.0, 10.0, 14.0])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hf_ddtree.generation import calibration
 from hf_ddtree.generation.calibration import Calibration, expected_tokens
 from hf_ddtree.generation.cost_model import SIZES
 from hf_ddtree.tree import DraftTree, build_draft_tree
@@ -62,6 +63,16 @@ def test_positions_off_the_spine_have_factors_of_their_own() -> None:
 def test_untaught_it_leaves_probabilities_as_they_are() -> None:
     tree = Drafter(0.5).tree(100)
     assert Calibration(DEPTH).probabilities(tree) == pytest.approx(np.exp(tree.log_probs.numpy()))
+
+
+def test_large_trees_are_priced_as_small_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level by level with arrays what plain Python gives node by node."""
+    drafter = Drafter(0.7, 0.5)
+    taught_before, tree = taught(drafter, 15, rounds=40), drafter.tree(500)
+    by_level = taught_before.probabilities(tree)
+    monkeypatch.setattr(calibration, "PYTHON_NODES", len(tree))
+    assert taught_before.probabilities(tree) == pytest.approx(by_level, rel=1e-12)
+    assert len(set(by_level)) > 50
 
 
 def test_a_few_walks_are_enough_to_distrust_all_depths() -> None:

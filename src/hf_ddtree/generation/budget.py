@@ -11,6 +11,8 @@ from hf_ddtree.generation.cost_model import SIZES, CostModel, size_of
 TRIAL_PRICE = 1.5
 #: Rounds that the rate of a pair is a mean over.
 RATE_ROUNDS = 48
+#: Rounds in which the bound of the trees that are built falls by one size, if none is as large.
+REACH_ROUNDS = 8
 #: Tokens a drafter may fall behind plain decoding: a new one, one that has paid at most, and one that is tried again.
 FIRST_CREDIT, LARGEST_CREDIT, TRIAL_CREDIT = 4.0, 12.0, 1.5
 #: Tokens ahead of its first credit at which a drafter has shown that it pays.
@@ -106,7 +108,7 @@ class BudgetController:
             size = max(range(len(gains)), key=gains.__getitem__)
             if plan.trial:
                 size = max(size, min(size_of(TRIAL_NODES), len(expected) - 1))
-            self._reach, self._last = max(min(size, self._last), self._reach - 1 / RATE_ROUNDS), size
+            self._reach, self._last = max(min(size, self._last), self._reach - 1 / REACH_ROUNDS), size
             return SIZES[size]
 
     def observe(self, plan: Plan, context: int, nodes: int, emitted: int) -> None:

@@ -1,20 +1,23 @@
 """How far a drafter's probabilities are right, learned from every walk."""
 
 import itertools
+import math
 import threading
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from hf_ddtree.tree import DraftTree
 
 #: Ranks among siblings that share a factor: 0, 1, 2 to 3, 4 to 7, 8 and more.
 _BUCKETS = np.array([0, 1, 2, 2, 3, 3, 3, 3, 4])
+_BUCKET_OF, _LAST_RANK = _BUCKETS.tolist(), len(_BUCKETS) - 1
 #: Expected events that the next more general factor counts for: all, then by rank and spine, then by depth too.
 PRIOR, BROAD, NARROW = 1.0, 3.0, 12.0
 #: What a walk leaves of the earlier ones' weight.
 KEPT = 0.998
+#: Up to this many nodes plain Python is done before array operations have paid for their calls.
+PYTHON_NODES = 128
 
 
 class Calibration:
@@ -37,8 +40,8 @@ class Calibration:
         self._predicted = np.zeros((depth, _BUCKETS[-1] + 1, 2))
         self._happened = np.zeros_like(self._predicted)
         self._log_factors = np.zeros_like(self._predicted)
+        self._table: list[list[list[float]]] = self._log_factors.tolist()
         self._lock = threading.Lock()
-        self._placed: tuple[DraftTree, tuple[np.ndarray, np.ndarray]] | None = None
         #: `int`: rounds observed so far.
         self.rounds = 0
 
@@ -47,11 +50,27 @@ class Calibration:
         """`np.ndarray` of shape `(depth, ranks, 2)`: by depth from 1, bucket of ranks, and whether on the spine."""
         return np.exp(self._log_factors)
 
-    def probabilities(self, tree: DraftTree) -> np.ndarray:
-        """`np.ndarray` of shape `(nodes,)`: how probable it is that the target's text runs through each node."""
-        parents, depths = tree.parents.numpy(), tree.depths.numpy()
-        log_probs = tree.log_probs.numpy()
-        ranks, spine = self._places(tree)
+    def probabilities(self, tree: DraftTree) -> list[float]:
+        """How probable it is that the target's text runs through each node, the root's 1."""
+        if len(tree) <= PYTHON_NODES:
+            return self._by_node(tree)
+        return self._by_level(tree)
+
+    def _by_node(self, tree: DraftTree) -> list[float]:
+        parents, depths, log_probs = tree.parents.tolist(), tree.depths.tolist(), tree.log_probs.tolist()
+        table, found, children = self._table, [0.0] * len(parents), [0] * len(parents)
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            rank, depth = children[parent], depths[parent]
+            children[parent] = rank + 1
+            # In preorder the spine's nodes are the first ones, each at the depth of its number.
+            factor = table[depth][_BUCKET_OF[min(rank, _LAST_RANK)]][depth == parent]
+            found[node] = found[parent] + min(log_probs[node] - log_probs[parent] + factor, 0.0)
+        return [math.exp(log_prob) for log_prob in found]
+
+    def _by_level(self, tree: DraftTree) -> list[float]:
+        parents, depths, log_probs = tree.parents.numpy(), tree.depths.numpy(), tree.log_probs.numpy()
+        ranks, spine = _places(parents, depths)
         steps = log_probs[1:] - log_probs[parents[1:]]
         steps = np.minimum(steps + self._log_factors[depths[1:] - 1, ranks[1:], spine[1:]], 0.0)
         sums = np.zeros(len(parents))
@@ -60,7 +79,8 @@ class Calibration:
         for start, end in itertools.pairwise(ends):
             level = by_depth[start:end]
             sums[level] = sums[parents[level]] + steps[level - 1]
-        return np.exp(sums)
+        found: list[float] = np.exp(sums).tolist()
+        return found
 
     def observe(self, tree: DraftTree, tokens: Sequence[int]) -> None:
         """
@@ -70,39 +90,28 @@ class Calibration:
         """
         if len(tree) == 1:
             return
-        parents, depths = tree.parents.numpy(), tree.depths.numpy()
-        token_ids, log_probs = tree.token_ids.numpy(), tree.log_probs.numpy()
-        ranks, spine = self._places(tree)
+        log_probs = tree.log_probs.tolist()
         with self._lock:
             self.rounds += 1
             self._predicted *= KEPT
             self._happened *= KEPT
             node = 0
-            for token in tokens:
-                children = np.flatnonzero(parents == node)
-                if len(children) == 0:
+            for depth, token in enumerate(tokens):
+                for rank, child in enumerate(tree.children[node].values()):
+                    cell = depth, _BUCKET_OF[min(rank, _LAST_RANK)], int(depth == node)
+                    self._predicted[cell] += math.exp(log_probs[child] - log_probs[node])
+                    self._happened[cell] += child == tree.children[node].get(token)
+                if token not in tree.children[node]:
                     break
-                hits = token_ids[children] == token
-                cells = depths[node], ranks[children], spine[children]
-                np.add.at(self._predicted, cells, np.exp(log_probs[children] - log_probs[node]))
-                np.add.at(self._happened, cells, hits)
-                if not hits.any():
-                    break
-                node = int(children[hits.argmax()])
+                node = tree.children[node][token]
             self._update()
-
-    def _places(self, tree: DraftTree) -> tuple[np.ndarray, np.ndarray]:
-        """Of the tree that was asked about last, mostly: it is sized, and then observed."""
-        placed = self._placed
-        if placed is None or placed[0] is not tree:
-            placed = self._placed = tree, _places(tree.parents.numpy(), tree.depths.numpy())
-        return placed[1]
 
     def _update(self) -> None:
         predicted, happened = self._predicted, self._happened
         overall = (happened.sum() + PRIOR) / (predicted.sum() + PRIOR)
         broad = (happened.sum(axis=0) + BROAD * overall) / (predicted.sum(axis=0) + BROAD)
         self._log_factors = np.log((happened + NARROW * broad) / (predicted + NARROW))
+        self._table = self._log_factors.tolist()
 
 
 def _places(parents: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -115,15 +124,17 @@ def _places(parents: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.nda
     return _BUCKETS[np.minimum(ranks, len(_BUCKETS) - 1)], (depths[parents] == parents).astype(np.int64)
 
 
-def expected_tokens(tree: DraftTree, probabilities: np.ndarray, sizes: Sequence[int]) -> list[float]:
+def expected_tokens(tree: DraftTree, probabilities: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """Tokens a round is expected to give with the best `sizes` nodes of a tree, up to the first that holds all.
 
     Args:
         tree (`DraftTree`): the largest one.
-        probabilities (`np.ndarray` of shape `(nodes,)`): of [`Calibration.probabilities`].
+        probabilities (`Sequence[float]`): of [`Calibration.probabilities`].
         sizes (`Sequence[int]`): ascending numbers of nodes.
     """
-    order = torch.sort(tree.log_probs[1:], descending=True, stable=True).indices.numpy()
-    totals = np.concatenate(([1.0], 1.0 + np.cumsum(probabilities[1:][order])))
+    log_probs = tree.log_probs.tolist()
+    # Stable, so that equal ones stay in preorder.
+    order = sorted(range(1, len(log_probs)), key=log_probs.__getitem__, reverse=True)
+    totals = list(itertools.accumulate((probabilities[node] for node in order), initial=1.0))
     useful = next((i for i, size in enumerate(sizes) if size >= len(order)), len(sizes) - 1)
-    return [float(totals[min(size, len(order))]) for size in sizes[: useful + 1]]
+    return [totals[min(size, len(order))] for size in sizes[: useful + 1]]

@@ -137,16 +137,13 @@ class DraftTree:
             raise ValueError(f"a tree cannot be cut to {budget} nodes: pass 0 or more.")
         if budget >= self.num_drafted:
             return self
-        keep = best_nodes(-self.log_probs.numpy(), budget)
-        parents, ends = renumber(keep, self.parents.numpy(), self.subtree_ends.numpy())
-        mask = torch.from_numpy(keep)
-        return DraftTree(
-            token_ids=self.token_ids[mask],
-            parents=torch.from_numpy(parents),
-            depths=self.depths[mask],
-            subtree_ends=torch.from_numpy(ends),
-            log_probs=self.log_probs[mask],
+        token_ids, parents, depths, ends, log_probs = (
+            column.numpy() for column in (self.token_ids, self.parents, self.depths, self.subtree_ends, self.log_probs)
         )
+        keep = best_nodes(-log_probs, budget)
+        new_parents, new_ends = renumber(keep, parents, ends)
+        columns = token_ids[keep], new_parents, depths[keep], new_ends, log_probs[keep]
+        return DraftTree(*map(torch.from_numpy, columns))
 
     def validate(self) -> None:
         """

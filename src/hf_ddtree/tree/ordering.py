@@ -43,19 +43,17 @@ def preorder_of_levels(
 
 def best_nodes(costs: np.ndarray, budget: int) -> np.ndarray:
     """
-    Marks the root and the `budget` cheapest other nodes of a preorder-numbered tree, ties to the lower number.
+    The root and the `budget` cheapest other nodes of a preorder-numbered tree, ascending, ties to the lower number.
 
     The result is closed under taking parents: a parent costs no more than its child and has a lower number.
     """
-    keep = np.zeros(len(costs), dtype=bool)
-    keep[0] = True
-    keep[1 + np.argsort(costs[1:], kind="stable")[:budget]] = True
+    keep = np.argsort(costs, kind="stable")[: budget + 1]
+    keep.sort()
     return keep
 
 
 def renumber(keep: np.ndarray, parents: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Parents and subtree ends of the kept nodes, in the numbering left once the others are dropped."""
-    kept_before = np.concatenate(([0], np.cumsum(keep)))
-    new_parents = kept_before[parents[keep]]
+    """Parents and subtree ends of the nodes `keep`, ascending, in the numbering left once the others are dropped."""
+    new_parents = keep.searchsorted(parents[keep])
     new_parents[0] = -1
-    return new_parents, kept_before[ends[keep]]
+    return new_parents, keep.searchsorted(ends[keep])

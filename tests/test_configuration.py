@@ -274,7 +274,7 @@ def test_another_speculation_type_is_refused() -> None:
 
 
 def test_default_budgets() -> None:
-    assert [TreeSettings.read(DDTreeConfig()).budget_on(device) for device in ("cpu", "cuda", "mps")] == [31, 511, 511]
+    assert [TreeSettings.read(DDTreeConfig()).budget_on(device) for device in ("cpu", "cuda", "mps")] == [15, 511, 511]
     assert TreeSettings.read(DDTreeConfig(budget=0)).budget_on("cuda") == 0
 
 

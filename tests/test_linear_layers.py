@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from hf_ddtree import linear_layers, products
@@ -133,6 +134,42 @@ def test_hooks_of_a_layer_still_fire(calls: list[Any]) -> None:
         model(torch.randn(3, 6))
     assert seen == [(3, 5)]
     assert len(calls) == 2
+
+
+@torch.no_grad()
+def test_a_weight_that_is_no_parameter_for_the_length_of_a_forward(calls: list[Any]) -> None:
+    """As under FSDP1, which takes the parameter out and puts a plain tensor in its place."""
+    model, states = Model(), torch.randn(3, 6)
+    expected = model(states)
+    with fast_linear_layers(model):
+        weight = model.first._parameters.pop("weight")
+        assert weight is not None
+        model.first.weight = weight.data  # type: ignore[assignment]
+        assert torch.allclose(model(states), expected, atol=1e-6)
+    assert calls == [(4, 5)]
+
+
+@torch.no_grad()
+def test_a_bias_that_is_no_parameter(calls: list[Any]) -> None:
+    model, states = Model(), torch.randn(3, 6)
+    bias = model.first._parameters.pop("bias")
+    assert bias is not None
+    model.first.register_buffer("bias", bias.data)
+    expected = model(states)
+    with fast_linear_layers(model):
+        assert torch.equal(model.first(states), F.linear(states, model.first.weight, model.first.bias))
+        assert torch.allclose(model(states), expected, atol=1e-6)
+    assert calls == [(4, 5)]
+
+
+@torch.no_grad()
+def test_autocast_decides_itself(calls: list[Any]) -> None:
+    model, states = Model(), torch.randn(3, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(states)
+        with fast_linear_layers(model):
+            assert torch.equal(model(states), expected)
+    assert not calls
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ AUTO = "auto"
 
 #: Nodes a round verifies when `budget` is not set, or [`AUTO`]. On a CPU a node costs time from the first one; an
 #: accelerator is memory bound up to hundreds of nodes.
-DEFAULT_BUDGET: dict[str, int | str] = {"cpu": 31, "accelerator": 511}
+DEFAULT_BUDGET: dict[str, int | str] = {"cpu": 15, "accelerator": 511}
 
 MAX_BUDGET = 65_536
 
@@ -36,7 +36,7 @@ class DDTreeConfig(GenerationConfig):
         budget (`int` or `str`, *optional*):
             Nodes of the draft tree that a round verifies at most, the root not counted. `0` drafts nothing. `"auto"`
             chooses for each round the number that makes generating fastest, by what rounds have cost and brought so
-            far, and drafts nothing while that does not pay. Defaults to `31` on a CPU and `511` on an accelerator.
+            far, and drafts nothing while that does not pay. Defaults to `15` on a CPU and `511` on an accelerator.
         max_branching (`int`, *optional*):
             Children a node may have at most. `1` makes the tree a chain. Unlimited by default.
         output_trees (`bool`, *optional*, defaults to `False`):

@@ -57,10 +57,11 @@ def _plain_layers(model: nn.Module) -> list[nn.Linear]:
 
 
 def _is_served(layer: nn.Linear) -> bool:
-    # A weight that is made anew at each use is no parameter of this name.
+    # A weight or a bias that is made anew at each use is no parameter of this name.
     weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
     return (
-        ("forward" not in layer.__dict__ or id(layer) in _held)
+        "bias" in layer._parameters
+        and ("forward" not in layer.__dict__ or id(layer) in _held)
         and weight is not None
         and weight.numel() >= products.LEAST_LAYER
         and _is_plain(weight)
@@ -74,11 +75,11 @@ def _is_plain(weight: torch.Tensor) -> bool:
 
 def _forward(layer: nn.Linear, fewest: int, input: torch.Tensor) -> torch.Tensor:
     # Every layer of every round comes by here, so the questions are few and the quickest first.
-    parameters = layer._parameters
-    weight: Any = parameters["weight"]
-    if input.numel() >= fewest and _INSIDE.get() and _serves(input, weight):
-        return products.linear(input, weight, parameters["bias"])
-    return F.linear(input, weight, parameters["bias"])
+    if _INSIDE.get() and input.numel() >= fewest:
+        weight: Any = layer._parameters.get("weight")
+        if weight is not None and _serves(input, weight):
+            return products.linear(input, weight, layer.bias)
+    return F.linear(input, layer.weight, layer.bias)
 
 
 def _serves(states: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -91,5 +92,6 @@ def _serves(states: torch.Tensor, weight: torch.Tensor) -> bool:
         and states.dtype is torch.float32
         and _is_plain(weight)
         and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )

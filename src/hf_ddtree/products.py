@@ -19,8 +19,7 @@ LEAST_PRODUCT, LEAST_WEIGHT = 1 << 22, 1 << 18
 #: Weights of a linear layer below which even the question is not worth asking.
 LEAST_LAYER = 1 << 17
 
-# A weight of 16 MiB, as a model's that is read from memory: in one that the caches hold the gap is smaller and near to
-# the bar on some CPUs, and a measurement near to the bar falls on either side of it.
+# 16 MiB, as weights that are read from memory: in the caches the gap is smaller, and on some CPUs right at the bar.
 _ROWS, _INNER, _COLUMNS, _TRIALS = 16, 512, 8192, 6
 
 

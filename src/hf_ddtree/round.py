@@ -202,6 +202,7 @@ class TapCollector:
         ]
         device = chunks[0].device
         if path is not None and len(path) < chunks[0].shape[1]:
+            path = path.to(device)
             chunks = [chunk.index_select(1, path.to(chunk.device)) for chunk in chunks]
         return torch.cat([chunk.to(device) for chunk in chunks], dim=-1)
 

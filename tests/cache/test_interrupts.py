@@ -12,8 +12,9 @@ import torch
 from transformers import cache_utils
 
 from cache.rows import Rows, append_one_by_one, assert_equal, assert_equal_static, static_twins, twins
-from hf_ddtree.cache import DDTreeCache
+from hf_ddtree.cache import DDTreeCache, restored_on_error
 from hf_ddtree.cache import layers as layers_module
+from hf_ddtree.cache import path as path_module
 from hf_ddtree.cache import recurrent as recurrent_module
 from hf_ddtree.cache import static as static_module
 from hf_ddtree.cache.layers import GrowingLayer
@@ -22,7 +23,7 @@ from hf_ddtree.cache.static import StaticTreeLayer
 WINDOWS = [None, 6, None, 3]
 STATIC_WINDOWS = [None, 6, None, 40]
 PATH = [0, 2, 5]
-MODULES = {layers_module.__file__, recurrent_module.__file__, static_module.__file__, cache_utils.__file__}
+MODULES = {module.__file__ for module in (layers_module, path_module, recurrent_module, static_module, cache_utils)}
 
 
 @contextmanager
@@ -167,6 +168,33 @@ def test_a_rollback_is_finished_by_rolling_back_again() -> None:
         with pytest.raises(KeyboardInterrupt), interrupt_at(line):
             rollback()
         caches.cache.rollback()
+        caches.check()
+        caches.round()
+        caches.check()
+
+
+def prefilling(caches: Caches) -> Callable[[], None]:
+    caches.tree = [caches.rows(3) for _ in caches.theirs]
+
+    def act() -> None:
+        with restored_on_error(caches.cache):
+            for layer, rows in zip(caches.cache.layers, caches.tree, strict=True):
+                layer.update(*rows)
+
+    return act
+
+
+def test_a_prefill_of_a_further_turn_is_as_if_it_had_not_been() -> None:
+    for line in range(lines_of(prefilling(Caches()))):
+        caches = Caches()
+        prefill = prefilling(caches)
+        # The restoring itself is no line of these modules.
+        with pytest.raises(KeyboardInterrupt), interrupt_at(line):
+            prefill()
+        caches.check()
+        prefill()
+        for layer, rows in zip(caches.theirs, caches.tree, strict=True):
+            layer.update(*rows)
         caches.check()
         caches.round()
         caches.check()

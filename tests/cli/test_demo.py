@@ -46,7 +46,7 @@ def test_full_runs_every_prompt(folders, tmp_path):
     result = invoke(*folders.options, *arguments)
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
-    assert report["tree"]["budget"] == 31
+    assert report["tree"]["budget"] == 15
     assert {mode["prompts"] for mode in report.values()} == {3}
     assert report["plain"]["forwards"] == 24
     assert "3 prompts, 8 new tokens" in result.stdout

@@ -90,7 +90,9 @@ def test_unscripted_it_learns_over_generates() -> None:
     pair = sizing._pairs[drafter][target][("cpu", torch.float32)]
     greedy, sampled = pair.controllers
     costs = greedy.costs
-    assert sum(map(costs.count, range(len(SIZES)))) == len(sizes) and costs.draft > 0
+    assert sum(map(costs.count, range(1, len(SIZES)))) == sum(map(bool, sizes)) and costs.draft > 0
+    # Of many plain rounds a part is enough to know what one costs.
+    assert 0 < costs.count(0) <= sizes.count(0)
     assert costs is sampled.costs
     assert (pair.calibrations[0].factors != 1).any() and (pair.calibrations[1].factors == 1).all()
 

@@ -87,7 +87,7 @@ def _by_products(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
     if torch.compiler.is_compiling():
         return False
     plain = all(type(states) is torch.Tensor and states.dtype is torch.float32 for states in (query, key, value))
-    if not plain or query.device.type != "cpu" or torch.is_grad_enabled():
+    if not plain or query.device.type != "cpu" or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     work = query.shape[2] * key.shape[2] * min(key.shape[3], value.shape[3])
     return work >= products.LEAST_PRODUCT and products.pays(query.shape[2], key.shape[2], key.shape[3])

@@ -41,9 +41,9 @@ class AttentionSwitch:
     """
 
     def __init__(self, model: PreTrainedModel):
-        modules = [model.get_decoder(), *decoder_layers(model).modules()]
         # A module that lacks an attribute takes long to say so.
-        configs = [text_config(model), *(vars(module).get("config") for module in modules)]
+        layers = [vars(module).get("config") for module in decoder_layers(model).modules()]
+        configs = [text_config(model), getattr(model.get_decoder(), "config", None), *layers]
         self.configs = list({id(config): config for config in configs if config is not None}.values())
 
     @contextmanager

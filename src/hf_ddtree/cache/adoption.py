@@ -127,7 +127,7 @@ def adopt_static(cache: Cache, room: int, fixed: bool = False) -> None:
 
 
 # What an update outside a round changes of a layer.
-_STATE = ("keys", "values", "is_initialized", "cumulative_length", "cumulative_length_int")
+_STATE = ("keys", "values", "_start", "_end", "is_initialized", "cumulative_length", "cumulative_length_int")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ class _Buffer:
         shape = (*rows.shape[:-2], capacity, rows.shape[-1])
         self.storage = torch.empty(shape, dtype=rows.dtype, device=rows.device)
         self.storage[..., : rows.shape[-2], :] = rows
-        self.capacity, self._inference = capacity, self.storage.is_inference()
+        self.capacity = capacity
 
     # `narrow`, for an index with slices takes three times as long, and each layer of a round has several.
     def view(self, start: int, end: int) -> torch.Tensor:
@@ -35,13 +35,12 @@ class _Buffer:
         """The same rows and room on `device`."""
         moved = copy.copy(self)
         moved.storage = self.storage.to(device, non_blocking=True)
-        moved._inference = moved.storage.is_inference()
         return moved
 
     @property
     def usable(self) -> bool:
         """Inference tensors may not be written once inference mode is left."""
-        return not self._inference or torch.is_inference_mode_enabled()
+        return not self.storage.is_inference() or torch.is_inference_mode_enabled()
 
 
 class _TreeLayer(DynamicLayer):
@@ -56,7 +55,6 @@ class _TreeLayer(DynamicLayer):
     _shown: tuple[int, int] | None = None
     _start = 0
     _end = 0
-    _offloaded = False
     _mark: int | None = None
     _path_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -69,6 +67,13 @@ class _TreeLayer(DynamicLayer):
             and self.values is self._views[1]
             and self._buffers[0].usable
         )
+
+    def _has_room(self, new: int) -> bool:
+        """Whether `new` rows can be written behind those in use, on the layer's device."""
+        if self._buffers is None or self._shown is None or not self._owns_rows():
+            return False
+        buffer = self._buffers[0]
+        return self._end + new <= buffer.capacity and buffer.storage.device == self.device
 
     def _reserve(self, new: int, keep: int) -> None:
         """Makes room for `new` rows after the last `keep`, moving them only when the end is reached."""
@@ -99,9 +104,11 @@ class _TreeLayer(DynamicLayer):
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         assert self._buffers is not None
         keys, values = self._buffers
-        keys.write(self._end, key_states)
-        values.write(self._end, value_states)
-        self._end += key_states.shape[-2]
+        new = key_states.shape[-2]
+        keys.storage.narrow(-2, self._end, new).copy_(key_states)
+        values.storage.narrow(-2, self._end, new).copy_(value_states)
+        self._end += new
+        self._shown = None
         self._show()
 
     def _keep_path(self, path: KeptPath) -> None:
@@ -120,7 +127,6 @@ class _TreeLayer(DynamicLayer):
 
     def offload(self) -> None:
         """Moves the rows to the host, room included."""
-        self._offloaded = True
         if self._owns_rows():
             self._move("cpu")
         else:
@@ -132,7 +138,9 @@ class _TreeLayer(DynamicLayer):
             super().prefetch()
         elif self._buffers is not None and self._buffers[0].storage.device != self.device:
             self._move(self.device)
-        self._offloaded = False
+        elif self._shown is None:
+            # An interrupt came between the move and what is shown.
+            self._show()
 
     def _move(self, device: torch.device | str) -> None:
         assert self._buffers is not None
@@ -158,8 +166,10 @@ class GrowingLayer(_TreeLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
-        if self._offloaded:
-            self.prefetch()
+        if self._mark is not None and self._has_room(key_states.shape[-2]):
+            self._append(key_states, value_states)
+            return self.keys, self.values
+        self.prefetch()
         if self._mark is None and torch.is_grad_enabled() and key_states.requires_grad:
             # Rows written in place would change what an earlier forward saved for its backward.
             return super().update(key_states, value_states, *args, **kwargs)
@@ -221,8 +231,7 @@ class GrowingSlidingLayer(_TreeLayer, DynamicSlidingWindowLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns the window before them and them, as the parent does."""
-        if self._offloaded:
-            self.prefetch()
+        self.prefetch()
         if not self._in_round:
             return DynamicSlidingWindowLayer.update(self, key_states, value_states, *args, **kwargs)
         if not self.is_initialized or self.keys.numel() == 0:

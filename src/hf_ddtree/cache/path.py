@@ -7,7 +7,7 @@ class KeptPath:
     """The kept nodes, brought to each device once for all its layers.
 
     Args:
-        nodes (`torch.LongTensor` of shape `(kept,)`): root first, increasing, on the host.
+        nodes (`torch.LongTensor` of shape `(kept,)`): root first, increasing; on the host, or it is waited for.
     """
 
     def __init__(self, nodes: torch.Tensor):

@@ -31,7 +31,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         assistant_model (`PreTrainedModel`): a [`DFlashModel`] or a native DFlash assistant.
         target (`PreTrainedModel`): the model that will verify; its embedding and head are used.
         generation_config (`GenerationConfig`): read for `max_length` and `do_sample`.
-        budget (`int`, *optional*, defaults to `31`): nodes of a tree at most, the root not counted.
+        budget (`int`, *optional*, defaults to `15`): nodes of a tree at most, the root not counted.
         max_branching (`int`, *optional*): children of a node at most.
         context (`DrafterContext`, *optional*): what the drafter has read of this sequence already.
     """
@@ -44,7 +44,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         assistant_model: PreTrainedModel,
         target: PreTrainedModel,
         generation_config: GenerationConfig,
-        budget: int = 31,
+        budget: int = 15,
         max_branching: int | None = None,
         context: DrafterContext | None = None,
     ):
@@ -90,8 +90,8 @@ class DDTreeCandidateGenerator(CandidateGenerator):
         device, new = self.drafter.device, taps.shape[1]
         anchor_embed = self.target_io.embed(torch.tensor([[anchor]]))
         positions = self._positions(position_ids, new)
-        following = positions[:, -1:] + self._offsets.to(positions.device)
-        positions = torch.cat([positions, following], dim=-1)
+        self._offsets = self._offsets.to(positions.device)
+        positions = torch.cat([positions, positions[:, -1:] + self._offsets], dim=-1)
         mask = None
         if attention_mask is not None:
             covered = self.context.cache.get_seq_length() + new

@@ -20,6 +20,9 @@ DRAFTING = ("draft", "build")
 #: slowly, and each lesson costs a tenth of a millisecond or two.
 WELL_KNOWN, THEN_EVERY = 96, 4
 
+#: Plain rounds that all teach what one costs, before one in `THEN_EVERY` does.
+PLAIN_KNOWN = 16
+
 
 class Sizing(Protocol):
     """Asked in each round for `nodes`, if some are drafted to `cut` them, and told what came of it."""
@@ -80,7 +83,7 @@ class AutoSize:
         self.controller, self.calibration, self.largest, self.agreed = controller, calibration, largest, agreed
         self._context, self._plan = 0, Plan(drafts=False)
         self._drafted: DraftTree | None = None
-        self._turn = 0
+        self._turn = self._plain = 0
         # Rounds whose times are yet to come: context, nodes, whether the drafter ran.
         self._untimed: deque[tuple[int, int, bool]] = deque()
         controller.begin()
@@ -110,6 +113,10 @@ class AutoSize:
 
     def observe_seconds(self, stages: dict[str, float]) -> None:
         context, nodes, drafts = self._untimed.popleft()
+        if not drafts:
+            self._plain += 1
+            if self._plain > PLAIN_KNOWN and self._plain % THEN_EVERY:
+                return
         drafting = sum(stages.get(stage, 0.0) for stage in DRAFTING)
         self.controller.observe_seconds(context, nodes, drafting if drafts else None, sum(stages.values()) - drafting)
 

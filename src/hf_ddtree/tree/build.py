@@ -125,8 +125,7 @@ def build_from_scorer(
 
 def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    The `k` most probable tokens of each draft position, by one top-k and one log-softmax over the vocabulary, neither
-    of which makes a second table of all positions.
+    The `k` most probable tokens of each draft position, by one top-k and one log-softmax over the vocabulary.
 
     Equal logits rank by the lower token id, on every device ([`rank_children`]).
 

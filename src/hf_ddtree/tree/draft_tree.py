@@ -12,10 +12,11 @@ NO_ANCHOR = -1
 
 
 @cache
-def _root_alone() -> tuple[torch.Tensor, ...]:
+def _root_columns() -> tuple[torch.Tensor, ...]:
     """Parents, depths, subtree ends and log-probabilities, made once: plain rounds need them at each token."""
     with torch.inference_mode(False):
-        return torch.tensor([-1]), torch.tensor([0]), torch.tensor([1]), torch.zeros(1, dtype=torch.float64)
+        columns = (torch.tensor([number], device="cpu") for number in (-1, 0, 1))
+        return *columns, torch.zeros(1, dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +75,8 @@ class DraftTree:
 
     @classmethod
     def root_only(cls, token_id: int = NO_ANCHOR) -> "DraftTree":
-        """A tree of the root alone: nothing is drafted. All but its token is shared with other such trees."""
-        return cls(torch.tensor([token_id]), *_root_alone())
+        """A tree of the root alone: nothing is drafted. All but its token is shared: do not write to it."""
+        return cls(torch.tensor([token_id], device="cpu"), *_root_columns())
 
     def on_host(self) -> "DraftTree":
         """This tree; as [`DeviceTree.on_host`], for a tree that is on the host already."""

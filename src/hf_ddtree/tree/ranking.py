@@ -2,9 +2,10 @@
 
 import torch
 
-#: Scores that are looked at as one by their highest; in a row of how many times as many as are wanted that pays, and
-#: in how many scores altogether.
-BLOCK, PAYS, LEAST = 64, 2, 2**19
+#: Scores of a block, which is looked at as one by its highest.
+BLOCK = 64
+#: Blocks pay in rows of this many times the scores that are taken up in the end, and from this many scores on.
+PAYS, LEAST = 2, 2**19
 #: Rows whose log-probabilities are written at once on a CPU: enough for its threads, and for few calls.
 ROWS = 4
 
@@ -79,18 +80,16 @@ def first_highest(scores: torch.Tensor) -> int:
     `int(scores.argmax())`, the first of equal ones; on a CPU by NumPy's vectorised search, in a tenth of the time.
 
     Args:
-        scores (`torch.Tensor` of shape `(vocab,)`): without a gradient.
+        scores (`torch.Tensor` of shape `(vocab,)`)
     """
     if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
         return int(scores.argmax())
-    return int(scores.numpy().argmax())
+    return int(scores.detach().numpy().argmax())
 
 
 def log_probs_at(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """
-    `logits.log_softmax(-1)` at `ids`, without a second tensor as large as `logits`.
-
-    On a CPU a few rows at a time are written, on accelerators one.
+    `logits.log_softmax(-1)` at `ids`, of which a few rows at a time are written.
 
     Args:
         logits (`torch.Tensor` of shape `(rows, vocab)`): any float dtype.

@@ -186,10 +186,14 @@ class GrowingLayer(_TreeLayer):
 
     def commit(self, path: KeptPath) -> None:
         """Keeps the tree rows `path` and drops the others."""
-        if self._mark is not None and self.get_seq_length() > self._mark:
+        if self._mark is not None and not self._ends_with(path) and self.get_seq_length() > self._mark:
             self._keep_path(path)
             self._show()
         self._end_round()
+
+    def _ends_with(self, path: KeptPath) -> bool:
+        """Whether nothing is to be done, as after a round without a draft: all that was appended stays."""
+        return path.in_place and self._mark is not None and self._shown == (self._start, self._mark + len(path))
 
     def rollback(self) -> None:
         """Drops all rows since `begin`."""

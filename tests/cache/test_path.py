@@ -1,0 +1,22 @@
+"""The kept path says what all layers of a cache ask of it, once."""
+
+import pytest
+import torch
+
+from hf_ddtree.cache.path import KeptPath
+
+
+@pytest.mark.parametrize(
+    ("nodes", "in_place"), [([], True), ([0], True), ([0, 1, 2], True), ([0, 2], False), ([1], False)]
+)
+def test_a_path_of_the_first_rows_is_where_it_belongs(nodes: list[int], in_place: bool) -> None:
+    path = KeptPath(torch.tensor(nodes, dtype=torch.long))
+    assert (path.in_place, len(path)) == (in_place, len(nodes))
+
+
+def test_it_is_copied_to_a_device_once() -> None:
+    nodes = torch.tensor([0, 3])
+    path, elsewhere = KeptPath(nodes), torch.device("meta")
+    assert path.on(nodes.device) is nodes
+    assert path.on(elsewhere).device == elsewhere
+    assert path.on(elsewhere) is path.on(elsewhere)

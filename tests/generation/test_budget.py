@@ -10,6 +10,7 @@ from hf_ddtree.generation.budget import (
     FIRST_CREDIT,
     FIRST_WAIT,
     LONGEST_WAIT,
+    NEW_TEXT_WAIT,
     TRIAL_CREDIT,
     TRIAL_NODES,
     BudgetController,
@@ -111,6 +112,28 @@ def test_a_new_text_is_tried_sooner() -> None:
             auto.observe(plan, CONTEXT, TRIAL_NODES, 1)
         waits.append(rounds)
     assert waits[1] < LONGEST_WAIT / 3 < waits[0]
+
+
+def test_a_drafter_that_has_paid_is_tried_at_once_in_a_new_text() -> None:
+    """But not in each of many short ones that follow: each trial costs a token or two."""
+    auto, calibration = controller()
+    machine = Machine(steep, 0.004, noise=0.0)
+    machine.run(auto, calibration, Drafter(0.9), TOKENS)
+    machine.run(auto, calibration, Drafter(0.9, truth=0.0), 2 * TOKENS)
+    while auto.plan(CONTEXT).drafts:
+        machine.run(auto, calibration, Drafter(0.9, truth=0.0), 8)
+    waits = []
+    for _ in range(3):
+        for _ in range(NEW_TEXT_WAIT):
+            assert not auto.plan(CONTEXT).drafts
+        auto.begin()
+        plan = auto.plan(CONTEXT)
+        assert plan.drafts and plan.trial
+        for _ in range(4):
+            auto.observe(plan, CONTEXT, TRIAL_NODES, 1)
+        auto.begin()
+        waits.append(auto.plan(CONTEXT).drafts)
+    assert not any(waits)
 
 
 def test_another_process_slows_every_size_alike() -> None:

@@ -20,6 +20,8 @@ PROOF = 2.0
 #: Plain rounds before drafting is tried again: at first, and at most. After each failure there are twice as many, or
 #: four times if drafting has never paid.
 FIRST_WAIT, LONGEST_WAIT = 32, 512
+#: Plain rounds after which a new text is tried at once, with a drafter that has ever paid.
+NEW_TEXT_WAIT = 64
 #: Rounds that drafted before their rate is believed.
 SETTLED = 16
 #: A trial verifies at least this many nodes: without them nothing is learned of what would be accepted.
@@ -69,8 +71,10 @@ class BudgetController:
         self._reach, self._last = float(self._start), self._start
 
     def begin(self) -> None:
-        """A new text: where drafting did not pay before it may pay now, so the wait for a trial is shorter."""
+        """A new text: where drafting did not pay before it may pay now, so the wait for a trial is shorter or over."""
         with self._lock:
+            if self._ever_proved and self._waited >= NEW_TEXT_WAIT:
+                self._waited = self._wait
             self._waited = max(self._waited, self._wait - self._wait // 4)
 
     def plan(self, context: int, largest: int = SIZES[-1]) -> Plan:

@@ -126,6 +126,9 @@ def report(rows: list[Any], methods: list[Any], options: argparse.Namespace) -> 
     budgets = [str(method) for method in methods if isinstance(method, int)]
     best = min(budgets, key=lambda name: sum(seconds[name]))
     return {
+        "label": options.label or options.simulate or options.category or "",
+        "texts": len(rows),
+        "budgets": budgets,
         "command": " ".join(["benchmarks/auto_budget.py", *sys.argv[1:]]),
         "computed_costs": options.simulate,
         "torch": torch.__version__,
@@ -161,6 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=512)
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--label", help="what the report calls the run")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

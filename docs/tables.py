@@ -1,5 +1,7 @@
 """Writes measured tables into the documentation, from what `hf-ddtree bench` has left in `docs/numbers/`.
 
+`auto.json` is a list of what `benchmarks/auto_budget.py --label TEXT --json FILE` has left.
+
     python docs/tables.py            # writes
     python docs/tables.py --check    # fails where a table is not what its measurement says
 
@@ -34,13 +36,36 @@ def written(text: str, numbers: Path) -> str:
     return PLACE.sub(fill, text)
 
 
-def section(summary: dict[str, Any]) -> str:
+def section(summary: Any) -> str:
     """One table of all data sets, and the lines that say how it was measured."""
+    if isinstance(summary, list):
+        return auto_section(summary)
     rows = []
     for group, cells in groups(summary["cells"]):
         rows += [[group_title(group), *row(cell)] for cell in cells]
     head = ["", "", "tokens/s", "times plain", "acceptance length", "identical"]
     return f"{table(head, rows, left=2)}\n\n{facts(summary)}"
+
+
+def auto_section(runs: list[dict[str, Any]]) -> str:
+    """One table of all runs of `benchmarks/auto_budget.py`, and their commands."""
+    head = ["", "texts", "tokens", "best budget", "auto over it (95%)", "auto over plain (95%)"]
+    rows = [
+        [
+            run["label"],
+            str(run["texts"]),
+            f"{run['tokens']:,}",
+            f"{run['best_budget']} of {', '.join(run['budgets'])}",
+            interval(run["auto_over_best"]),
+            interval(run["auto_over_plain"]),
+        ]
+        for run in runs
+    ]
+    return "\n\n".join([table(head, rows, left=1), "\n".join(f"- `{run['command']}`" for run in runs)])
+
+
+def interval(found: dict[str, float]) -> str:
+    return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
 
 
 def row(cell: dict[str, Any]) -> list[str]:

@@ -53,6 +53,20 @@ def test_a_table_is_written_once_and_is_then_as_it_should_be(docs: Path) -> None
     assert main(["--check"], docs) == 0
 
 
+def test_a_table_of_automatic_budgets(docs: Path) -> None:
+    run = {
+        "label": "code", "texts": 3, "tokens": 1200, "best_budget": 15, "budgets": ["7", "15"],
+        "auto_over_best": {"value": 0.99, "low": 0.975, "high": 1.01},
+        "auto_over_plain": {"value": 2.0, "low": 1.9, "high": 2.125}, "command": "benchmarks/auto_budget.py --limit 3",
+    }  # fmt: skip
+    (docs / "numbers" / "pair.json").write_text(json.dumps([run]))
+    assert SCRIPT["main"]([], docs) == 0
+    text = (docs.parent / "README.md").read_text()
+    cells = [part.strip() for part in next(line for line in text.splitlines() if "code" in line).split("|")[1:-1]]
+    assert cells == ["code", "3", "1,200", "15 of 7, 15", "0.990 (0.975 to 1.010)", "2.000 (1.900 to 2.125)"]
+    assert "- `benchmarks/auto_budget.py --limit 3`" in text
+
+
 def test_a_measurement_that_is_not_there(docs: Path) -> None:
     (docs / "numbers" / "pair.json").unlink()
     with pytest.raises(FileNotFoundError):

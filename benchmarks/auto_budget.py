@@ -14,6 +14,7 @@ forgets it before each. The exit code is 0 where both lower bounds are at least 
 import argparse
 import copy
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -129,7 +130,7 @@ def report(rows: list[Any], methods: list[Any], options: argparse.Namespace) -> 
         "label": options.label or options.simulate or options.category or "",
         "texts": len(rows),
         "budgets": budgets,
-        "command": " ".join(["benchmarks/auto_budget.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "benchmarks/auto_budget.py", *sys.argv[1:]]),
         "computed_costs": options.simulate,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

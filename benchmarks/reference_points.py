@@ -114,12 +114,10 @@ def paper_lengths(text: list[int], passes: list[torch.Tensor], lengths: list[int
     for number, length in enumerate(lengths):
         logits = passes[number] if number < len(passes) else torch.empty(0, 1)
         tree = paper_loop.build(logits.log_softmax(-1), budget, text[start])
-        children = {pair: node for node, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))}
-        node, emitted = 0, 1
-        while start + emitted < len(text) and (node, text[start + emitted]) in children:
-            node, emitted = children[node, text[start + emitted]], emitted + 1
+        following = dict(enumerate(text[start + 1 :]))
+        path, _ = paper_loop.accept(tree, [following.get(depth, -1) for depth in tree.depths])
         # The token after the last accepted one is the bonus, unless the text ends before.
-        replayed.append(min(emitted, len(text) - 1 - start))
+        replayed.append(min(len(path), len(following)))
         start += length
     return replayed
 

@@ -18,7 +18,6 @@ class _Buffer:
         shape = (*rows.shape[:-2], capacity, rows.shape[-1])
         self.storage = torch.empty(shape, dtype=rows.dtype, device=rows.device)
         self.storage[..., : rows.shape[-2], :] = rows
-        self.capacity = capacity
 
     # `narrow`, for an index with slices takes three times as long, and each layer of a round has several.
     def view(self, start: int, end: int) -> torch.Tensor:
@@ -36,6 +35,10 @@ class _Buffer:
         moved = copy.copy(self)
         moved.storage = self.storage.to(device, non_blocking=True)
         return moved
+
+    @property
+    def capacity(self) -> int:
+        return self.storage.shape[-2]
 
     @property
     def usable(self) -> bool:
@@ -68,13 +71,6 @@ class _TreeLayer(DynamicLayer):
             and self._buffers[0].usable
         )
 
-    def _has_room(self, new: int) -> bool:
-        """Whether `new` rows can be written behind those in use, on the layer's device."""
-        if self._buffers is None or self._shown is None or not self._owns_rows():
-            return False
-        buffer = self._buffers[0]
-        return self._end + new <= buffer.capacity and buffer.storage.device == self.device
-
     def _reserve(self, new: int, keep: int) -> None:
         """Makes room for `new` rows after the last `keep`, moving them only when the end is reached."""
         if self._owns_rows() and self._buffers is not None and self._end + new <= self._buffers[0].capacity:
@@ -104,11 +100,9 @@ class _TreeLayer(DynamicLayer):
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         assert self._buffers is not None
         keys, values = self._buffers
-        new = key_states.shape[-2]
-        keys.storage.narrow(-2, self._end, new).copy_(key_states)
-        values.storage.narrow(-2, self._end, new).copy_(value_states)
-        self._end += new
-        self._shown = None
+        keys.write(self._end, key_states)
+        values.write(self._end, value_states)
+        self._end += key_states.shape[-2]
         self._show()
 
     def _keep_path(self, path: KeptPath) -> None:
@@ -166,9 +160,6 @@ class GrowingLayer(_TreeLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
-        if self._mark is not None and self._has_room(key_states.shape[-2]):
-            self._append(key_states, value_states)
-            return self.keys, self.values
         self.prefetch()
         if self._mark is None and torch.is_grad_enabled() and key_states.requires_grad:
             # Rows written in place would change what an earlier forward saved for its backward.
@@ -186,14 +177,10 @@ class GrowingLayer(_TreeLayer):
 
     def commit(self, path: KeptPath) -> None:
         """Keeps the tree rows `path` and drops the others."""
-        if self._mark is not None and not self._ends_with(path) and self.get_seq_length() > self._mark:
+        if self._mark is not None and self.get_seq_length() > self._mark:
             self._keep_path(path)
             self._show()
         self._end_round()
-
-    def _ends_with(self, path: KeptPath) -> bool:
-        """Whether nothing is to be done, as after a round without a draft: all that was appended stays."""
-        return path.in_place and self._mark is not None and self._shown == (self._start, self._mark + len(path))
 
     def rollback(self) -> None:
         """Drops all rows since `begin`."""

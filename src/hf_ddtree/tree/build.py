@@ -144,8 +144,8 @@ def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     """
     _check_count("k", k, 1)
     _check_table(logits, "vocab")
-    values, token_ids = rank_children(logits, k)
-    return (log_probs_at(logits, token_ids).float() if len(logits) else values.float()), token_ids
+    _, token_ids = rank_children(logits, k)
+    return log_probs_at(logits, token_ids).float(), token_ids
 
 
 def _check_width(budget: int, max_branching: int | None) -> int:

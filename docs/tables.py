@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hf_ddtree.cli.reporting.table import facts, group_title, groups, name, table
+from hf_ddtree.cli.reporting.table import estimate_text, facts, group_title, groups, name, table
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- numbers: ([\w-]+) -->\n).*?(<!-- end of numbers -->)", re.DOTALL)
@@ -56,16 +56,12 @@ def auto_section(runs: list[dict[str, Any]]) -> str:
             str(run["texts"]),
             f"{run['tokens']:,}",
             f"{run['best_budget']} of {', '.join(run['budgets'])}",
-            interval(run["auto_over_best"]),
-            interval(run["auto_over_plain"]),
+            estimate_text(run["auto_over_best"], digits=3),
+            estimate_text(run["auto_over_plain"], digits=3),
         ]
         for run in runs
     ]
     return "\n\n".join([table(head, rows, left=1), "\n".join(f"- `{run['command']}`" for run in runs)])
-
-
-def interval(found: dict[str, float]) -> str:
-    return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
 
 
 def row(cell: dict[str, Any]) -> list[str]:

@@ -90,7 +90,7 @@ def _figures(cells: Sequence[Summary], summary: Summary) -> str:
         row = [
             name(cell),
             "-" if cell["tokens_per_second"] is None else f"{cell['tokens_per_second']:.1f}",
-            *(_estimate(cell[figure]) for figure in ("speedup", "speedup_whole", "acceptance_length")),
+            *(estimate_text(cell[figure]) for figure in ("speedup", "speedup_whole", "acceptance_length")),
             same,
         ]
         rows.append([*row, f"{cell['peak_bytes'] / 2**30:.2f} GiB"] if on_cuda else row)
@@ -122,13 +122,15 @@ def _differences(places: Sequence[Summary]) -> list[str]:
     return ["\n".join(lines)]
 
 
-def _estimate(estimate: Summary | None) -> str:
+def estimate_text(estimate: Summary | None, digits: int = 2) -> str:
+    """A value and its interval, where there is one."""
     if estimate is None:
         return "-"
     # Plain decoding against itself, say.
     if estimate["low"] is None or estimate["low"] == estimate["high"]:
-        return f"{estimate['value']:.2f}"
-    return f"{estimate['value']:.2f} ({estimate['low']:.2f} to {estimate['high']:.2f})"
+        return f"{estimate['value']:.{digits}f}"
+    value, low, high = (f"{estimate[bound]:.{digits}f}" for bound in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_ddtree import products
+from hf_ddtree.compat import all_modules
 
 _INSIDE: ContextVar[bool] = ContextVar("ddtree_fast_linear_layers", default=False)
 _lock = threading.Lock()
@@ -35,16 +36,16 @@ def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
     token = _INSIDE.set(True)
     taken = []
     try:
-        for layer in layers:
-            with _lock:
+        with _lock:
+            for layer in layers:
                 _held[id(layer)] = _held.get(id(layer), 0) + 1
                 taken.append(layer)
                 inner, columns = layer.in_features, layer.out_features
                 layer.__dict__["forward"] = partial(_forward, layer, inner * products.fewest_rows(inner, columns))
         yield
     finally:
-        for layer in taken:
-            with _lock:
+        with _lock:
+            for layer in taken:
                 _held[id(layer)] -= 1
                 if _held[id(layer)] == 0:
                     del _held[id(layer)], layer.__dict__["forward"]
@@ -53,7 +54,7 @@ def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
 
 def _plain_layers(model: nn.Module) -> list[nn.Linear]:
     """Layers whose arithmetic is `nn.Linear`'s own, over a whole fp32 weight on the CPU that is worth the trouble."""
-    return [module for module in model.modules() if type(module) is nn.Linear and _is_served(module)]
+    return [module for module in all_modules(model) if type(module) is nn.Linear and _is_served(module)]
 
 
 def _is_served(layer: nn.Linear) -> bool:

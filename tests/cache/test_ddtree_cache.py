@@ -20,7 +20,8 @@ from hf_ddtree.cache import DDTreeCache, adopt, adopt_static, check
 from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
 from pairs import make_target
 
-PATH = [0, 2, 3]
+# Moved after copies of its rows were taken, and moved by one operation.
+PATHS = [[0, 2, 3], [0, 4, 5]]
 
 
 def fill(cache: Any, layers: int, length: int, rows: Rows | None = None) -> None:
@@ -30,14 +31,19 @@ def fill(cache: Any, layers: int, length: int, rows: Rows | None = None) -> None
 
 
 def tree_round(cache: Any, reference: Any) -> None:
-    """A round on ours, plain decoding of its path on the reference."""
+    """Rounds on ours, plain decoding of their paths on the reference."""
+    for path in PATHS:
+        one_round(cache, reference, path)
+
+
+def one_round(cache: Any, reference: Any, path: list[int]) -> None:
     trees = [Rows()(6) for _ in reference.layers]
     cache.begin()
     for index, rows in enumerate(trees):
         cache.update(*rows, index)
-    cache.prune(torch.tensor(PATH))
+    cache.prune(torch.tensor(path))
     for layer, rows in zip(reference.layers, trees, strict=True):
-        append_one_by_one(layer, rows, PATH)
+        append_one_by_one(layer, rows, path)
 
 
 def assert_same(cache: Any, reference: Any) -> None:
@@ -221,5 +227,21 @@ def test_a_copy_s_rounds_stay_in_its_own_buffer() -> None:
     address = copied.layers[0].keys.data_ptr()
     copied.begin()
     fill(copied, 1, 6)
-    copied.prune(torch.tensor(PATH))
+    copied.prune(torch.tensor(PATHS[0]))
     assert copied.layers[0].keys.data_ptr() == address
+
+
+def test_the_rows_of_all_layers_are_moved_by_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations, copy_all = [], torch._foreach_copy_
+
+    def counting(targets: Any, sources: Any) -> None:
+        operations.append(len(targets))
+        copy_all(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", counting)
+    cache, reference = DDTreeCache(), DynamicCache()
+    for each in (cache, reference):
+        fill(each, 3, 5)
+    one_round(cache, reference, [0, 4, 5])
+    assert operations == [3]
+    assert_same(cache, reference)

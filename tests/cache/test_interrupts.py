@@ -13,17 +13,22 @@ from transformers import cache_utils
 
 from cache.rows import Rows, append_one_by_one, assert_equal, assert_equal_static, static_twins, twins
 from hf_ddtree.cache import DDTreeCache, restored_on_error
+from hf_ddtree.cache import buffers as buffers_module
+from hf_ddtree.cache import ddtree_cache as cache_module
 from hf_ddtree.cache import layers as layers_module
 from hf_ddtree.cache import path as path_module
 from hf_ddtree.cache import recurrent as recurrent_module
 from hf_ddtree.cache import static as static_module
+from hf_ddtree.cache.buffers import Buffers
 from hf_ddtree.cache.layers import GrowingLayer
 from hf_ddtree.cache.static import StaticTreeLayer
 
 WINDOWS = [None, 6, None, 3]
 STATIC_WINDOWS = [None, 6, None, 40]
-PATH = [0, 2, 5]
-MODULES = {module.__file__ for module in (layers_module, path_module, recurrent_module, static_module, cache_utils)}
+# Moved after copies of its rows were taken; moved by one operation; where it belongs.
+PATHS = [[0, 2, 5], [0, 4, 5, 6], [0, 1]]
+OURS = (buffers_module, cache_module, layers_module, path_module, recurrent_module, static_module)
+MODULES = {module.__file__ for module in (*OURS, cache_utils)}
 
 
 @contextmanager
@@ -54,7 +59,8 @@ def interrupt_at(line: int) -> Iterator[None]:
 class Caches:
     """Layers of every kind in one cache, and the library's own layers beside them."""
 
-    def __init__(self, prefix: int = 9):
+    def __init__(self, path: list[int] = PATHS[0], prefix: int = 9):
+        self.path = path
         pairs = [
             *(twins(window) for window in WINDOWS),
             *(static_twins(window, length=400, room=7) for window in STATIC_WINDOWS),
@@ -69,7 +75,7 @@ class Caches:
     def round(self) -> None:
         self.cache.begin()
         self.forward()
-        self.cache.prune(torch.tensor(PATH))
+        self.cache.prune(torch.tensor(self.path))
         self.plain()
 
     def forward(self) -> None:
@@ -79,7 +85,7 @@ class Caches:
 
     def plain(self) -> None:
         for layer, rows in zip(self.theirs, self.tree, strict=True):
-            append_one_by_one(layer, rows, PATH)
+            append_one_by_one(layer, rows, self.path)
 
     def check(self) -> None:
         for ours, theirs in zip(self.cache.layers, self.theirs, strict=True):
@@ -109,16 +115,17 @@ def lines_of(action: Callable[[], None]) -> int:
 def committing(caches: Caches) -> Callable[[], None]:
     caches.cache.begin()
     caches.forward()
-    return lambda: caches.cache.prune(torch.tensor(PATH))
+    return lambda: caches.cache.prune(torch.tensor(caches.path))
 
 
-def test_a_commit_is_finished_by_committing_again() -> None:
-    for line in range(lines_of(committing(Caches()))):
-        caches = Caches()
+@pytest.mark.parametrize("path", PATHS)
+def test_a_commit_is_finished_by_committing_again(path: list[int]) -> None:
+    for line in range(lines_of(committing(Caches(path)))):
+        caches = Caches(path)
         commit = committing(caches)
         with pytest.raises(KeyboardInterrupt), interrupt_at(line):
             commit()
-        caches.cache.prune(torch.tensor(PATH))
+        caches.cache.prune(torch.tensor(caches.path))
         caches.plain()
         caches.check()
         caches.round()
@@ -144,7 +151,7 @@ def test_a_forward_is_undone_by_rolling_back(full: bool) -> None:
         return caches
 
     def room(caches: Caches) -> int:
-        return min(layer._buffers[0].capacity - layer._end for layer in caches.cache.layers if hasattr(layer, "_end"))
+        return min(layer._buffers.capacity - layer._end for layer in caches.cache.layers if hasattr(layer, "_end"))
 
     start = fresh()
     for line in range(lines_of(forwarding(fresh()))):
@@ -201,16 +208,17 @@ def test_a_prefill_of_a_further_turn_is_as_if_it_had_not_been() -> None:
 
 
 def test_a_write_that_fails_between_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    caches, write, calls = Caches(), layers_module._Buffer.write, []
+    caches, write, calls = Caches(), Buffers.write, []
 
-    def failing(buffer: Any, at: int, rows: torch.Tensor) -> None:
+    def failing(buffers: Buffers, at: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         calls.append(at)
-        if len(calls) == 4:
+        if len(calls) == 2:
+            buffers.keys.narrow(-2, at, keys.shape[-2]).copy_(keys)
             raise MemoryError
-        write(buffer, at, rows)
+        write(buffers, at, keys, values)
 
     commit = committing(caches)
-    monkeypatch.setattr(layers_module._Buffer, "write", failing)
+    monkeypatch.setattr(Buffers, "write", failing)
     with pytest.raises(MemoryError):
         commit()
     commit()
@@ -230,7 +238,7 @@ def test_the_interrupts_reach_a_half_moved_path() -> None:
         assert isinstance(growing, GrowingLayer)
         assert isinstance(static, StaticTreeLayer)
         held = [
-            [buffer.view(13, 14) for buffer in growing._buffers],
+            list(growing._buffers.view(13, 14)),
             [static.keys[:, :, 13:14], static.values[:, :, 13:14]],
         ]
         for kind, index in enumerate((0, len(WINDOWS))):

@@ -10,7 +10,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from cache.rows import Rows, append_one_by_one, assert_equal, assert_equal_static, static_twins, twins
 from hf_ddtree.cache import DDTreeCache, adopt, adopt_static, begin, check, prune, rollback
-from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer, _Buffer
+from hf_ddtree.cache.buffers import Buffers
+from hf_ddtree.cache.layers import GrowingLayer, GrowingSlidingLayer
 from hf_ddtree.cache.path import KeptPath
 from hf_ddtree.cache.static import StaticTreeLayer
 from pairs import make_target
@@ -25,15 +26,14 @@ ELSEWHERE = torch.device("cpu", 0)
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every move is a copy, and the device asked for is noted."""
     asked: list[Any] = []
-    on = _Buffer.on
+    on = Buffers.on
 
-    def copying(buffer: _Buffer, device: Any) -> _Buffer:
+    def copying(buffers: Buffers, device: Any) -> Buffers:
         asked.append(device)
-        moved = on(buffer, device)
-        moved.storage = moved.storage.clone()
-        return moved
+        moved = on(buffers, device)
+        return Buffers(moved.keys, moved.values, moved.capacity)
 
-    monkeypatch.setattr(_Buffer, "on", copying)
+    monkeypatch.setattr(Buffers, "on", copying)
     return asked
 
 
@@ -85,7 +85,7 @@ def test_an_update_brings_offloaded_rows_back(window: int | None, moves: list[An
     moves.clear()
     ours.begin()
     ours.update(*tree)
-    assert moves == [ELSEWHERE] * 2
+    assert moves == [ELSEWHERE]
     ours.commit(KeptPath(torch.tensor([0, 3])))
     append_one_by_one(theirs, tree, [0, 3])
     assert_equal(ours, theirs)
@@ -98,12 +98,12 @@ def test_offloading_frees_the_device_s_memory(moves: list[Any]) -> None:
     layer.update(*rows(7))
     layer.commit(KeptPath(torch.tensor([0, 2])))
     assert layer._buffers is not None
-    held = [weakref.ref(buffer.storage) for buffer in layer._buffers]
+    held = [weakref.ref(storage) for storage in layer._buffers.storages]
     layer.offload()
     gc.collect()
-    assert [reference() for reference in held] == [None, None]
+    assert [reference() for reference in held] == [None]
     assert layer.keys is not None
-    assert layer.keys.untyped_storage().data_ptr() == layer._buffers[0].storage.untyped_storage().data_ptr()
+    assert layer.keys.untyped_storage().data_ptr() == layer._buffers.storages[0].untyped_storage().data_ptr()
 
 
 def test_moving_does_not_copy_the_context_a_second_time(moves: list[Any]) -> None:
@@ -159,11 +159,11 @@ def test_a_static_layer_on_the_host_keeps_its_device() -> None:
     assert_equal_static(adopted, source)
 
 
-def test_a_buffer_on_another_device() -> None:
-    buffer = _Buffer(Rows()(9)[0], capacity=20)
-    moved = buffer.on("meta")
-    assert (moved.storage.device.type, moved.capacity) == ("meta", 20)
-    assert buffer.storage.device.type == "cpu"
+def test_buffers_on_another_device() -> None:
+    buffers = Buffers(*Rows()(9), capacity=20)
+    moved = buffers.on("meta")
+    assert (moved.device.type, moved.values.device.type, moved.capacity) == ("meta", "meta", 20)
+    assert buffers.device.type == "cpu"
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "lazy", "ours", "static"])

@@ -14,6 +14,24 @@ def test_a_path_of_the_first_rows_is_where_it_belongs(nodes: list[int], in_place
     assert (path.in_place, len(path)) == (in_place, len(nodes))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "runs"),
+    [
+        ([], []),
+        ([0, 1, 2], []),
+        ([0, 2], [(1, 2, 1)]),
+        ([0, 4, 5, 6], [(1, 4, 3)]),
+        ([0, 1, 5, 9, 10], [(2, 5, 1), (3, 9, 2)]),
+        ([3], [(0, 3, 1)]),
+        # Node 2 stands where node 5 belongs.
+        ([0, 2, 5], []),
+        ([0, 1, 4, 5, 6], []),
+    ],
+)
+def test_rows_that_move_are_told_in_runs(nodes: list[int], runs: list[tuple[int, int, int]]) -> None:
+    assert KeptPath(torch.tensor(nodes, dtype=torch.long)).runs == runs
+
+
 def test_it_is_copied_to_a_device_once() -> None:
     nodes = torch.tensor([0, 3])
     path, elsewhere = KeptPath(nodes), torch.device("meta")

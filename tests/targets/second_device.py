@@ -81,7 +81,9 @@ class SecondDevice(TorchDispatchMode):
         tree_map_only(Elsewhere, there.append, (args, kwargs))
         self.ran += isinstance(result, Elsewhere)
         moved_in = func is torch.ops.aten.copy_.default and isinstance(args[0], Elsewhere)
-        self.reads += bool(there) and not moved_in and not isinstance(result, (Elsewhere, tuple, list))
+        # Operations on lists of tensors in place give nothing.
+        stayed = result is None or isinstance(result, (Elsewhere, tuple, list))
+        self.reads += bool(there) and not moved_in and not stayed
         return result
 
 

@@ -21,7 +21,7 @@ from hf_ddtree.tree import (
     ranking,
     top_marginals,
 )
-from hf_ddtree.tree.ranking import BLOCK, _lowest_ids, first_highest, highest
+from hf_ddtree.tree.ranking import BLOCK, _lowest_ids, chooser, highest
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
@@ -65,7 +65,8 @@ def check_the_highest(seed, levels, count, rest):
 def test_the_first_of_the_highest(seed, levels, vocabulary, broken):
     scores = torch.randint(0, 10**levels, (vocabulary,), generator=torch.Generator().manual_seed(seed)).float()
     scores[seed % vocabulary] = math.nan if broken else -math.inf
-    assert first_highest(scores) == int(scores.argmax())
+    other = torch.zeros(vocabulary)
+    assert chooser(torch.stack([other, scores]))(1) == int(scores.argmax())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -100,6 +101,25 @@ def test_top_marginals_make_no_second_table_of_the_vocabulary(dtype):
     with Largest() as largest:
         top_marginals(logits, 16)
     assert largest.numbers <= logits.numel() / 2
+
+
+@pytest.mark.parametrize("strides", ["own", "of more columns"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_logits_that_may_be_overwritten_give_the_same(dtype, strides):
+    whole = (4 * torch.randn(9, 5003, generator=torch.Generator().manual_seed(1))).to(dtype)
+    whole[2, :7], whole[3, 5] = -math.inf, math.nan
+    logits = whole if strides == "own" else whole[:, :4001]
+    kept = whole.clone()
+    expected, expected_ids = top_marginals(logits, 16)
+    assert torch.equal(whole.nan_to_num(), kept.nan_to_num())
+    with Largest() as largest:
+        log_probs, ids = top_marginals(logits, 16, overwrite=True)
+    assert torch.equal(ids, expected_ids)
+    assert torch.equal(log_probs.nan_to_num(7), expected.nan_to_num(7))
+    assert torch.equal(whole[:, logits.shape[1] :], kept[:, logits.shape[1] :])
+    if dtype == torch.float32 and strides == "own":
+        # What is taken up besides the logits is what is given back.
+        assert largest.numbers <= 9 * 17
 
 
 def test_top_marginals_of_masked_and_broken_rows():

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_ddtree.compat import (
+    all_modules,
     attention_implementation,
     decoder_layers,
     set_attention_implementation,
@@ -42,7 +43,7 @@ class AttentionSwitch:
 
     def __init__(self, model: PreTrainedModel):
         # A module that lacks an attribute takes long to say so.
-        layers = [vars(module).get("config") for module in decoder_layers(model).modules()]
+        layers = [vars(module).get("config") for module in all_modules(decoder_layers(model))]
         configs = [text_config(model), getattr(model.get_decoder(), "config", None), *layers]
         self.configs = list({id(config): config for config in configs if config is not None}.values())
 

@@ -85,8 +85,9 @@ def prune(cache: Cache, path: torch.Tensor) -> None:
     if cache.offloading and torch.accelerator.is_available():
         # Copies to and from the host may be under way; the rows are read and written on either side.
         torch.accelerator.synchronize()
-    kept = KeptPath(path)
-    for layer in _round_layers(cache):
+    kept, layers = KeptPath(path), _round_layers(cache)
+    kept.move(layer for layer in layers if isinstance(layer, (GrowingLayer, GrowingSlidingLayer)))
+    for layer in layers:
         layer.commit(kept)
 
 

@@ -1,5 +1,8 @@
 """The path of a tree that a round keeps, as all layers of a cache need it."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 
 
@@ -13,15 +16,52 @@ class KeptPath:
     def __init__(self, nodes: torch.Tensor):
         self.nodes = nodes
         self._copies: dict[torch.device, torch.Tensor] = {nodes.device: nodes}
-        last = int(nodes[-1]) if len(nodes) else -1
+        numbers = nodes.tolist()
+        self._length = len(numbers)
         #: Whether they are the tree's first nodes, whose rows are where they belong.
-        self.in_place = last == len(nodes) - 1
+        self.in_place = not numbers or numbers[-1] == len(numbers) - 1
+        #: The rows that are not, as (where they belong, where they are, how many), if none is where another belongs:
+        #: then they may be copied in any order, and once more.
+        self.runs = _runs(numbers)
+        #: Whether [`KeptPath.move`] has brought them where they belong.
+        self.moved = False
 
     def __len__(self) -> int:
-        return self.nodes.shape[0]
+        return self._length
 
     def on(self, device: torch.device) -> torch.Tensor:
         """`nodes` on `device`."""
         if device not in self._copies:
             self._copies[device] = self.nodes.to(device)
         return self._copies[device]
+
+    def move(self, layers: Iterable[Any]) -> None:
+        """Moves the rows of all `layers` by one operation a device, where rows may be copied in any order.
+
+        Args:
+            layers: all that commit this path and whose `moves` tell what to copy where.
+        """
+        if self.runs:
+            by_device: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            for layer in layers:
+                if moves := layer.moves(self):
+                    by_device.setdefault(moves[0][0].device, []).extend(moves)
+            for moves in by_device.values():
+                targets, sources = zip(*moves, strict=True)
+                torch._foreach_copy_(targets, sources)
+            self.moved = True
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int, int]]:
+    """What [`KeptPath.runs`] says; empty as well if some row is where another belongs."""
+    runs: list[tuple[int, int, int]] = []
+    for place, node in enumerate(numbers):
+        if place == node:
+            continue
+        if node < len(numbers):
+            return []
+        if runs and sum(runs[-1][1:]) == node:
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
+        else:
+            runs.append((place, node, 1))
+    return runs

@@ -65,7 +65,8 @@ class TargetIO:
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """`(batch, length, hidden_size)` to fp32 logits `(batch, length, draft vocabulary)`, scaled and softcapped.
 
-        A head padded beyond the target's vocabulary is cut, so that every id is one the target can embed.
+        A head padded beyond the target's vocabulary is cut, so that every id is one the target can embed. The caller
+        may write to them: a hook of the head that keeps what it is given here must copy it.
         """
         logits = self.head(states.to(device=self._head_device, dtype=self._head_dtype)).float()
         if self.token_map is None:

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from hf_ddtree.tree import DeviceTree, DraftTree, first_highest
+from hf_ddtree.tree import DeviceTree, DraftTree, chooser
 
 
 @dataclass
@@ -72,7 +72,7 @@ class LazyWalk:
             finished = bool(self.stopping_criteria(input_ids, self.scores).all())
             if self.streamer is not None:
                 self.streamer.put(input_ids[:, -1].cpu())
-            child = tree.children[node].get(token)
+            child = tree.child(node, token)
             if finished or child is None:
                 return Walk(input_ids, path, token, finished, tree)
             node = child
@@ -130,18 +130,18 @@ class GreedyWalk:
 
     def __call__(self, tree: DraftTree | DeviceTree, logits: torch.Tensor, input_ids: torch.Tensor) -> Walk:
         """As [`LazyWalk.__call__`]."""
-        choices: list[int] | None = None
         if logits.device.type == "cpu":
-            tree = tree.on_host()
+            tree, choose = tree.on_host(), chooser(logits[0])
         else:
             tree, choices = tree.on_host_with(logits[0].argmax(dim=-1))
+            choose = choices.__getitem__
         length, node, path, tokens, finished = input_ids.shape[1], 0, [], [], False
         while True:
-            token = first_highest(logits[0, node]) if choices is None else choices[node]
+            token = choose(node)
             path.append(node)
             tokens.append(token)
             finished = token in self.end_ids or (self.max_length is not None and length + len(path) >= self.max_length)
-            child = tree.children[node].get(token)
+            child = tree.child(node, token)
             if finished or child is None:
                 break
             node = child

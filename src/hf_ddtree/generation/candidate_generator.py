@@ -126,8 +126,12 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             return flat[:, -new - 1 :]
         return flat[:, -1:] + torch.arange(-new, 1, device=flat.device)
 
-    def scorer(self, states: torch.Tensor, logits: torch.Tensor, budget: int | None = None) -> Scorer:
-        """The drafter's path-conditioned head, or its marginals, of no more ranks than the budget can use."""
+    def scorer(
+        self, states: torch.Tensor, logits: torch.Tensor, budget: int | None = None, overwrite: bool = False
+    ) -> Scorer:
+        """The drafter's path-conditioned head, or its marginals, of no more ranks than the budget can use; `overwrite`
+        as in [`top_marginals`].
+        """
         budget = self.budget if budget is None else budget
         if self._has_head:
             if torch.isnan(states).any():
@@ -135,9 +139,9 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             head = path_scorer(self.drafter, states, logits, self.target_io.token_map)
             assert head is not None
             return head
-        log_probs, token_ids = self._top(logits, budget)
+        log_probs, token_ids = self._top(logits, budget, overwrite)
         try:
-            return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy())
+            return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy(), ranked=True)
         except ValueError:
             # It looks at all that it takes, so that the states need no look of their own in each round.
             if torch.isnan(states).any():
@@ -149,19 +153,19 @@ class DDTreeCandidateGenerator(CandidateGenerator):
     ) -> Scorer | DeviceMarginals:
         """What [`DDTreeCandidateGenerator.build`] takes: [`DDTreeCandidateGenerator.scorer`], but an accelerator that
         is the sooner to build the tree keeps its marginals, unread. NaN then shows when the tree comes to the host,
-        before anything of it is emitted.
+        before anything of it is emitted. The logits are not kept: what is computed may take their memory.
         """
         budget = self.budget if budget is None else budget
         depth, vocabulary = logits.shape
         if self._has_head or not builds_on_device(logits.device, depth, self._width(budget, vocabulary), budget):
-            return self.scorer(states, logits, budget)
+            return self.scorer(states, logits, budget, overwrite=True)
         nan = torch.isnan(states).any()[None].to(logits.device)
 
         def explain() -> None:
             if nan:
                 self._refuse_nan()
 
-        return DeviceMarginals(*self._top(logits, budget), nan, explain)
+        return DeviceMarginals(*self._top(logits, budget, overwrite=True), nan, explain)
 
     def _refuse_nan(self) -> None:
         raise ValueError(
@@ -169,9 +173,9 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             "`dtype=torch.bfloat16` or `torch.float32`."
         )
 
-    def _top(self, logits: torch.Tensor, budget: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _top(self, logits: torch.Tensor, budget: int, overwrite: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and target tokens of the ranks that the budget can use."""
-        log_probs, token_ids = top_marginals(logits, self._width(budget, logits.shape[-1]))
+        log_probs, token_ids = top_marginals(logits, self._width(budget, logits.shape[-1]), overwrite)
         if (token_map := self.target_io.token_map) is not None:
             token_ids = token_map.to(token_ids.device)[token_ids]
         return log_probs, token_ids

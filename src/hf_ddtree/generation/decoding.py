@@ -107,6 +107,8 @@ class _Session:
         self.collector = OutputCollector(generation_config, text_config(model))
         self.stats = SpeculationStats(trees=[] if settings.output_trees else None)
         self.last_position = positions.last_position(model)
+        #: Whether some of the tokens are padding, which the drafter must not see either.
+        self.padded = False
         #: Where it has a limit: the anchor's position, counted here so that no round reads it from the device.
         self.anchor_position = 0
         self.timer = StageTimer(device)
@@ -181,6 +183,8 @@ class _Session:
         self.collector.prefill(outputs, self.cache)
         walk = self.walk(DraftTree.root_only(), outputs.logits[:, -1:], input_ids)
         self._extend_kwargs(outputs, 1)
+        mask = self.model_kwargs.get("attention_mask")
+        self.padded = mask is not None and not bool(mask.all())
         if self.last_position is not None:
             self.anchor_position = int(self.model_kwargs["position_ids"][..., -1].max())
         self.timer.lap("prefill")
@@ -236,8 +240,13 @@ class _Session:
             tree_cache.rollback(self.cache)
 
     def _idle_pass(self, anchor: int) -> None:
+        self._draft_states(anchor, depth=1, keep=False)
+
+    def _draft_states(self, anchor: int, depth: int, keep: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         positions, mask = (self.model_kwargs.get(name) for name in ("position_ids", "attention_mask"))
-        self.candidates.draft_states(anchor, self.context.read(), positions, mask, depth=1, keep=False)
+        # Without a mask the drafter need not make its own of it.
+        mask = mask if self.padded else None
+        return self.candidates.draft_states(anchor, self.context.read(), positions, mask, depth, keep)
 
     def _draft(self, anchor: int, length: int) -> DraftTree | DeviceTree:
         """The round's tree, no deeper than the tokens that may still be emitted."""
@@ -253,13 +262,7 @@ class _Session:
             return DraftTree.root_only(anchor)
         # Each level of a tree has a node.
         depth = min(depth, nodes)
-        states, logits = candidates.draft_states(
-            anchor,
-            self.context.read(),
-            self.model_kwargs.get("position_ids"),
-            self.model_kwargs.get("attention_mask"),
-            depth,
-        )
+        states, logits = self._draft_states(anchor, depth)
         ranking = candidates.ranking(states, logits, nodes)
         self.timer.lap("draft")
         tree = self.sizing.cut(candidates.build(anchor, ranking, nodes))
@@ -286,6 +289,8 @@ def _own_cache(model_kwargs: dict[str, Any]) -> Any:
     cache = model_kwargs[CACHE_NAME]
     if isinstance(cache, DynamicCache) and not is_user_defined(cache):
         cache = DDTreeCache.over(cache)
+        # Before the prompt is read, which so is written where the trees follow it.
+        tree_cache.adopt(cache)
         model_kwargs[CACHE_NAME] = cache
     return cache
 

@@ -5,7 +5,7 @@ from hf_ddtree.tree.device import DeviceMarginals
 from hf_ddtree.tree.device_tree import DeviceTree
 from hf_ddtree.tree.draft_tree import DraftTree
 from hf_ddtree.tree.placement import builds_on_device
-from hf_ddtree.tree.ranking import first_highest, log_probs_at, rank_children
+from hf_ddtree.tree.ranking import chooser, log_probs_at, rank_children
 from hf_ddtree.tree.scoring import Expansion, MarginalScorer, Scorer
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "build_from_scorer",
     "build_from_top",
     "builds_on_device",
-    "first_highest",
+    "chooser",
     "log_probs_at",
     "rank_children",
     "top_marginals",

@@ -123,7 +123,7 @@ def build_from_scorer(
     return build(scorer, budget, width, NO_ANCHOR if anchor is None else anchor)
 
 
-def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_marginals(logits: torch.Tensor, k: int, overwrite: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The `k` most probable tokens of each draft position, by one top-k and one log-softmax over the vocabulary.
 
@@ -132,6 +132,8 @@ def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     Args:
         logits (`torch.Tensor` of shape `(depth, vocab)`): Unprocessed drafter logits, any float dtype, any device.
         k (`int`): Number of tokens; the budget is enough for [`build_from_top`], and more is of no use to it.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Whether `logits` are not needed any more: their memory then takes what is computed.
 
     Returns:
         Log-probabilities (float32, normalised over the whole vocabulary) and token ids (long), both of shape
@@ -145,7 +147,7 @@ def top_marginals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     _check_count("k", k, 1)
     _check_table(logits, "vocab")
     _, token_ids = rank_children(logits, k)
-    return log_probs_at(logits, token_ids).float(), token_ids
+    return log_probs_at(logits, token_ids, overwrite).float(), token_ids
 
 
 def _check_width(budget: int, max_branching: int | None) -> int:

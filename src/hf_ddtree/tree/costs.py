@@ -8,7 +8,7 @@ EXACT_LIMIT = 2.0**16
 POSITIVE_TOLERANCE = 1e-3
 
 
-def costs_of(log_probs: np.ndarray) -> np.ndarray:
+def costs_of(log_probs: np.ndarray, ranked: bool = False) -> np.ndarray:
     """
     Checks rows of log-probabilities and returns their costs, in nats.
 
@@ -18,6 +18,8 @@ def costs_of(log_probs: np.ndarray) -> np.ndarray:
     Args:
         log_probs (`np.ndarray` of shape `(rows, width)`):
             Natural log-probabilities, each row sorted from the most probable down. `-inf` marks an impossible token.
+        ranked (`bool`, *optional*, defaults to `False`):
+            Whether they come from [`top_marginals`]: of float32, sorted, and NaN in a whole row or not at all.
 
     Returns:
         `np.ndarray` of shape `(rows, width)`, float64: ascending, `inf` for impossible tokens.
@@ -30,10 +32,14 @@ def costs_of(log_probs: np.ndarray) -> np.ndarray:
         return np.zeros_like(log_probs)
     highest = log_probs[:, 0].max()
     # Both comparisons are false for NaN, so one pass finds every fault.
-    if not highest <= POSITIVE_TOLERANCE or not (log_probs[:, :-1] >= log_probs[:, 1:]).all():
+    if not highest <= POSITIVE_TOLERANCE or not (ranked or (log_probs[:, :-1] >= log_probs[:, 1:]).all()):
         _raise_fault(log_probs)
-    with np.errstate(over="ignore"):
-        costs = np.rint(log_probs * -GRID)
+    if ranked:
+        costs = log_probs * -GRID
+    else:
+        with np.errstate(over="ignore"):
+            costs = log_probs * -GRID
+    np.rint(costs, out=costs)
     costs *= 1.0 / GRID
     if highest > 0:
         np.maximum(costs, 0.0, out=costs)

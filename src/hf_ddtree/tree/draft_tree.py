@@ -73,6 +73,20 @@ class DraftTree:
             children[parents[node]][tokens[node]] = node
         return children
 
+    @cached_property
+    def _numbers(self) -> tuple[list[int], list[int]]:
+        return self.token_ids.tolist(), self.subtree_ends.tolist()
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """The child of `node` that carries `token_id`, if there is one; a walk looks at few of all children."""
+        tokens, ends = self._numbers
+        child, end = node + 1, ends[node]
+        while child < end:
+            if tokens[child] == token_id:
+                return child
+            child = ends[child]
+        return None
+
     @classmethod
     def root_only(cls, token_id: int = NO_ANCHOR) -> "DraftTree":
         """A tree of the root alone: nothing is drafted. All but its token is shared: do not write to it."""

@@ -11,7 +11,8 @@ from hf_ddtree.tree.draft_tree import DraftTree
 from hf_ddtree.tree.levels import Levels
 from hf_ddtree.tree.thresholds import threshold_by_heap, threshold_by_level
 
-# Measured: up to this budget plain Python finishes before array operations have paid for their calls.
+# Measured behind a model's forward: up to this budget plain Python finishes before array operations have paid for
+# their calls, and is so fast that loading numba, which takes a second, would not pay.
 PYTHON_BUDGET = 96
 
 
@@ -42,7 +43,7 @@ def build_from_marginals(costs: np.ndarray, token_ids: np.ndarray, budget: int, 
         rows = costs.tolist()
         threshold, ties = threshold_by_heap(rows, budget)
         if threshold <= EXACT_LIMIT:
-            return _in_preorder(rows, costs, token_ids, threshold, ties, anchor)
+            return _in_preorder(rows, token_ids.tolist(), threshold, ties, anchor)
     elif compiled.INSTALLED:
         return compiled.build_compiled(costs, token_ids, budget, anchor, EXACT_LIMIT)
     else:
@@ -81,16 +82,14 @@ def _without_late_ties(children: np.ndarray, cheaper: np.ndarray, ties: int) -> 
     return cheaper + np.clip(ties - earlier, 0, tied)
 
 
-def _in_preorder(
-    rows: list[list[float]], costs: np.ndarray, token_ids: np.ndarray, threshold: float, ties: int, anchor: int
-) -> DraftTree:
-    """Every path below the threshold and the first `ties` at it, written depth first; `rows` lists `costs`."""
-    parents, depths, ranks, ends, bases = [-1], [0], [0], [0], [0.0]
+def _in_preorder(rows: list[list[float]], ids: list[list[int]], threshold: float, ties: int, anchor: int) -> DraftTree:
+    """Every path below the threshold and the first `ties` at it, written depth first."""
+    tokens, parents, depths, ends, log_probs = [anchor], [-1], [0], [0], [0.0]
     next_firsts = [row[0] for row in rows[1:]] + [np.inf]
 
     def write_below(parent: int, base: float, depth: int) -> None:
         nonlocal ties
-        row = rows[depth]
+        row, row_ids = rows[depth], ids[depth]
         room = threshold - base
         inner = bisect_right(row, room - next_firsts[depth])
         stop = bisect_right(row, room, inner)
@@ -102,10 +101,10 @@ def _in_preorder(
                     return
                 ties -= 1
             node = len(parents)
+            tokens.append(row_ids[rank])
             parents.append(parent)
             depths.append(depth)
-            ranks.append(rank)
-            bases.append(base)
+            log_probs.append(0.0 - cost)
             ends.append(0)
             write_below(node, cost, depth)
             ends[node] = len(parents)
@@ -116,24 +115,13 @@ def _in_preorder(
             cheaper = bisect_left(row, room, inner, stop)
             stop = min(stop, cheaper + ties)
             ties -= stop - cheaper
+        tokens.extend(row_ids[inner:stop])
         parents.extend([parent] * (stop - inner))
         depths.extend([depth] * (stop - inner))
-        ranks.extend(range(inner, stop))
-        bases.extend([base] * (stop - inner))
+        log_probs.extend([0.0 - (base + cost) for cost in row[inner:stop]])
         ends.extend(range(len(ends) + 1, len(parents) + 1))
 
     write_below(0, 0.0, 0)
     ends[0] = len(ends)
-    nodes = np.array((parents, depths, ranks, ends))
-    place = (nodes[1] - 1, nodes[2])
-    tokens = token_ids[place]
-    tokens[0] = anchor
-    log_probs = 0.0 - (np.array(bases) + costs[place])
-    log_probs[0] = 0.0
-    return DraftTree(
-        token_ids=torch.from_numpy(tokens),
-        parents=torch.from_numpy(nodes[0]),
-        depths=torch.from_numpy(nodes[1]),
-        subtree_ends=torch.from_numpy(nodes[3]),
-        log_probs=torch.from_numpy(log_probs),
-    )
+    columns = torch.tensor((tokens, parents, depths, ends))
+    return DraftTree(columns[0], columns[1], columns[2], columns[3], torch.tensor(log_probs, dtype=torch.float64))

@@ -62,13 +62,14 @@ class MarginalScorer:
     Args:
         log_probs (`np.ndarray` of shape `(depth, width)`): Natural log-probabilities, rows sorted descending.
         token_ids (`np.ndarray` of shape `(depth, width)`): The tokens they belong to.
+        ranked (`bool`, *optional*, defaults to `False`): See [`costs_of`].
 
     Raises:
         `ValueError`: as [`costs_of`], or on shapes that differ or have no column.
         `TypeError`: when `token_ids` are not integers.
     """
 
-    def __init__(self, log_probs: np.ndarray, token_ids: np.ndarray) -> None:
+    def __init__(self, log_probs: np.ndarray, token_ids: np.ndarray, ranked: bool = False) -> None:
         if log_probs.shape != token_ids.shape or log_probs.ndim != 2 or log_probs.shape[1] == 0:
             raise ValueError(
                 f"MarginalScorer got log_probs of shape {log_probs.shape} and token_ids of shape {token_ids.shape}: "
@@ -76,7 +77,7 @@ class MarginalScorer:
             )
         if token_ids.dtype.kind not in "iu":
             raise TypeError(f"token_ids must be of an integer dtype, got {token_ids.dtype}.")
-        self.costs = costs_of(log_probs)
+        self.costs = costs_of(log_probs, ranked)
         self.token_ids = token_ids.astype(np.int64, copy=False)
 
     @property

@@ -27,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
         return original(states, weight, bias)
 
     monkeypatch.setattr(products, "linear", counted)
-    monkeypatch.setattr(products, "fewest_rows", lambda inner, columns: 2)
+    monkeypatch.setattr(products, "fewest_rows", lambda inner, columns, cached: 2)
     monkeypatch.setattr(products, "is_faster", lambda: True)
     monkeypatch.setattr(products, "LEAST_LAYER", 0)
     yield made
@@ -196,3 +196,26 @@ def test_whole_generates(settings: dict[str, Any], calls: list[Any]) -> None:
     assert {tuple(layer.weight.shape) for layer in target.modules() if isinstance(layer, nn.Linear)} <= set(calls)
     assert tuple(drafter.fc.weight.shape) in calls
     assert not linear_layers._held
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("held", "expected"), [(True, []), (False, [(512, 512)])])
+def test_one_row_goes_the_usual_way_where_the_caches_hold_the_model(
+    held: bool, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, original = [], products.linear
+
+    def counted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        made.append(tuple(weight.shape))
+        return original(states, weight, bias)
+
+    monkeypatch.setattr(products, "linear", counted)
+    monkeypatch.setattr(products, "is_faster", lambda: True)
+    monkeypatch.setattr(products, "CACHED_WEIGHTS", 512 * 512 + held)
+    layer = nn.Linear(512, 512)
+    states = torch.randn(16, 512)
+    with fast_linear_layers(layer):
+        layer(states[:1])
+        assert made == expected
+        layer(states)
+    assert made == [*expected, (512, 512)]

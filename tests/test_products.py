@@ -46,6 +46,8 @@ def test_small_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products.pays(128, 160, 480)
     assert not products.pays(1, 576, 192)
     assert not products.pays(16, 160, 160)
+    assert products.fewest_rows(576, 576) == 1
+    assert products.fewest_rows(576, 576, cached=True) == products.fewest_rows(288, 1152, cached=True) == 13
 
 
 def test_nothing_pays_where_it_is_not_faster_or_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

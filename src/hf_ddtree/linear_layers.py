@@ -33,6 +33,7 @@ def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
     layers = [layer for model in models for layer in _plain_layers(model)] if products.available() else []
     if layers and not products.is_faster():
         layers = []
+    cached = sum(layer.weight.numel() for layer in layers) < products.CACHED_WEIGHTS
     token = _INSIDE.set(True)
     taken = []
     try:
@@ -40,8 +41,8 @@ def fast_linear_layers(*models: nn.Module) -> Iterator[None]:
             for layer in layers:
                 _held[id(layer)] = _held.get(id(layer), 0) + 1
                 taken.append(layer)
-                inner, columns = layer.in_features, layer.out_features
-                layer.__dict__["forward"] = partial(_forward, layer, inner * products.fewest_rows(inner, columns))
+                inner, rows = layer.in_features, products.fewest_rows(layer.in_features, layer.out_features, cached)
+                layer.__dict__["forward"] = partial(_forward, layer, inner * rows)
         yield
     finally:
         with _lock:

@@ -16,6 +16,9 @@ WORTHWHILE = 0.8
 #: caches may still hold.
 LEAST_PRODUCT, LEAST_WEIGHT = 1 << 22, 1 << 18
 
+#: Weights of a whole model that caches may hold from one forward to the next, so that any of them counts as small.
+CACHED_WEIGHTS = 1 << 23
+
 #: Weights of a linear layer below which even the question is not worth asking.
 LEAST_LAYER = 1 << 17
 
@@ -40,10 +43,14 @@ def pays(rows: int, inner: int, columns: int) -> bool:
     return rows >= fewest_rows(inner, columns) and available() and is_faster()
 
 
-def fewest_rows(inner: int, columns: int) -> int:
-    """From how many rows on a product with a weight of `(inner, columns)` is large enough."""
+def fewest_rows(inner: int, columns: int, cached: bool = False) -> int:
+    """From how many rows on a product with a weight of `(inner, columns)` is large enough.
+
+    Args:
+        cached (`bool`, *optional*, defaults to `False`): whether the caches hold the weight, whatever its size.
+    """
     weight = inner * columns
-    return 1 if weight >= LEAST_WEIGHT else -(-LEAST_PRODUCT // max(weight, 1))
+    return 1 if weight >= LEAST_WEIGHT and not cached else -(-LEAST_PRODUCT // max(weight, 1))
 
 
 def available() -> bool:

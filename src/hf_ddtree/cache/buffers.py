@@ -31,7 +31,8 @@ class Buffers:
     def _take(self, storages: tuple[torch.Tensor, ...]) -> None:
         self.storages = storages
         self.keys, self.values = storages if len(storages) == 2 else storages[0].unbind()
-        self.capacity = self.keys.shape[-2]
+        self.capacity, self.device = self.keys.shape[-2], self.keys.device
+        self._of_inference = self.keys.is_inference()
 
     # `narrow`, for an index with slices takes three times as long, and each layer of a round has several.
     def view(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,9 +42,9 @@ class Buffers:
 
     def write(self, at: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Fills rows from `at` on."""
-        length = keys.shape[-2]
-        self.keys.narrow(-2, at, length).copy_(keys)
-        self.values.narrow(-2, at, length).copy_(values)
+        end = at + keys.shape[-2]
+        self.keys[:, :, at:end] = keys
+        self.values[:, :, at:end] = values
 
     def take(self, start: int, end: int, path: KeptPath) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of those rows between `start` and `end` that are the path's."""
@@ -65,10 +66,6 @@ class Buffers:
         return moved
 
     @property
-    def device(self) -> torch.device:
-        return self.keys.device
-
-    @property
     def usable(self) -> bool:
         """Inference tensors may not be written once inference mode is left."""
-        return not self.keys.is_inference() or torch.is_inference_mode_enabled()
+        return not self._of_inference or torch.is_inference_mode_enabled()

@@ -72,9 +72,7 @@ class _TreeLayer(DynamicLayer):
 
     def _initialize(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Begins with no rows, in the form of these, if there are none."""
-        if self._end and self._owns_rows():
-            return
-        if not self.is_initialized or self._keys is None or self._keys.numel() == 0:
+        if not self.is_initialized or self.keys.numel() == 0:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]
 
@@ -82,11 +80,19 @@ class _TreeLayer(DynamicLayer):
         """How many rows are in use, of an initialised layer."""
         return self._end - self._start if self._owns_rows() else self.keys.shape[-2]
 
+    def _has_room(self, new: int) -> bool:
+        """Whether `new` rows can be written where they belong; every layer of every forward asks."""
+        buffers = self._buffers
+        return (
+            buffers is not None
+            and 0 < self._end <= buffers.capacity - new
+            and self._owns_rows()
+            and buffers.device == self.device
+            and buffers.usable
+        )
+
     def _reserve(self, new: int, keep: int) -> None:
-        """Makes room for `new` rows after the last `keep`, moving them only when the end is reached."""
-        buffers = self._buffers if self._owns_rows() else None
-        if buffers is not None and self._end + new <= buffers.capacity and buffers.usable:
-            return
+        """Moves the last `keep` rows to where there is room for `new` behind them."""
         keys, values = (t[..., t.shape[-2] - keep :, :] if keep else t[..., :0, :] for t in (self.keys, self.values))
         buffers = Buffers(keys, values, keep + new + max(SPARE_ROWS, (keep + new) // 8))
         # Until the new buffers are shown, an interrupt leaves the old rows, which are then moved again.
@@ -167,12 +173,14 @@ class GrowingLayer(_TreeLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
-        self.prefetch()
         if self._mark is None and torch.is_grad_enabled() and key_states.requires_grad:
             # Rows written in place would change what an earlier forward saved for its backward.
+            self.prefetch()
             return super().update(key_states, value_states, *args, **kwargs)
-        self._initialize(key_states, value_states)
-        self._reserve(key_states.shape[-2], self._rows())
+        if not self._has_room(key_states.shape[-2]):
+            self.prefetch()
+            self._initialize(key_states, value_states)
+            self._reserve(key_states.shape[-2], self._rows())
         return self._append(key_states, value_states)
 
     def get_seq_length(self) -> int:
@@ -228,12 +236,14 @@ class GrowingSlidingLayer(_TreeLayer, DynamicSlidingWindowLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns the window before them and them, as the parent does."""
-        self.prefetch()
         if not self._in_round:
+            self.prefetch()
             return DynamicSlidingWindowLayer.update(self, key_states, value_states, *args, **kwargs)
-        self._initialize(key_states, value_states)
+        if not self._has_room(key_states.shape[-2]):
+            self.prefetch()
+            self._initialize(key_states, value_states)
+            self._reserve(key_states.shape[-2], min(self._rows(), self.sliding_window - 1))
         kept = min(self._rows(), self.sliding_window - 1)
-        self._reserve(key_states.shape[-2], kept)
         self._start, self._mark = self._end - kept, self._end
         self.cumulative_length += key_states.shape[-2]
         return self._append(key_states, value_states)

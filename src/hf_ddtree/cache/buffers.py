@@ -34,7 +34,16 @@ class Buffers:
         self.capacity, self.device = self.keys.shape[-2], self.keys.device
         self._of_inference = self.keys.is_inference()
 
-    # `narrow`, for an index with slices takes three times as long, and each layer of a round has several.
+    def append(
+        self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fills rows from `end` on, and returns all from `start` on, in place."""
+        length = end - start
+        all_keys, all_values = self.view(start, end + keys.shape[-2])
+        all_keys[:, :, length:], all_values[:, :, length:] = keys, values
+        return all_keys, all_values
+
+    # `narrow`, for an index with slices takes longer, and each layer of a round has several.
     def view(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values from `start` to `end`, in place."""
         length = end - start

@@ -82,11 +82,13 @@ class _TreeLayer(DynamicLayer):
 
     def _has_room(self, new: int) -> bool:
         """Whether `new` rows can be written where they belong; every layer of every forward asks."""
-        buffers = self._buffers
+        buffers, views = self._buffers, self._views
         return (
             buffers is not None
+            and views is not None
+            and self._keys is views[0]
+            and self._values is views[1]
             and 0 < self._end <= buffers.capacity - new
-            and self._owns_rows()
             and buffers.device == self.device
             and buffers.usable
         )
@@ -112,10 +114,12 @@ class _TreeLayer(DynamicLayer):
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._buffers is not None
-        self._buffers.write(self._end, key_states, value_states)
+        views = self._buffers.append(self._start, self._end, key_states, value_states)
         self._behind = True
         self._end += key_states.shape[-2]
-        return self._show()
+        self._keys, self._values = self._views = views
+        self._behind = False
+        return views
 
     def moves(self, path: KeptPath) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """What [`KeptPath.move`] is to copy, as (to, from)."""

@@ -132,8 +132,10 @@ class TreeVerifier:
         position_ids = model_kwargs["position_ids"]
         kwargs["position_ids"] = position_ids[..., -1:] + tree.depths.to(position_ids.device)
         mask = model_kwargs.get("attention_mask")
+        if mask is not None and nodes > 1:
+            mask = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)
         if mask is not None:
-            kwargs["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)
+            kwargs["attention_mask"] = mask
         input_ids = tree.token_ids[None].to(position_ids.device)
         inputs = self.target.prepare_inputs_for_generation(input_ids, is_first_iteration=False, **kwargs)
         # Some models ask for the last token's logits only.

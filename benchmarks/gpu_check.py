@@ -4,11 +4,11 @@
     python benchmarks/gpu_check.py --model Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16
     TRITON_INTERPRET=1 python benchmarks/gpu_check.py --dry-run
 
-The kernels against float64; one layer's attention by the kernel, by SDPA with a dense mask (as the library calls it,
-and packed) and by flex_attention, beside the floor that this card's measured bandwidth and matrix rate set; a layer's
-gated delta rule by its kernel and in PyTorch; and whole texts of a pair with and without the kernel, with the stages
-of a round. `--dry-run` runs the same code with tiny sizes on the CPU, where times mean nothing. The exit code is 1 if
-something is wrong.
+The kernels, and what is written in place between the forwards, against float64; one layer's attention by the kernel,
+by SDPA with a dense mask (as the library calls it, and packed) and by flex_attention, beside the floor that this
+card's measured bandwidth and matrix rate set; a layer's gated delta rule by its kernel and in PyTorch; and whole texts
+of a pair with and without the kernel, with the stages of a round. `--dry-run` runs the same code with tiny sizes on
+the CPU, where times mean nothing. The exit code is 1 if something is wrong.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from attention_work import Layer
 from delta_work import DeltaLayer
 from hf_ddtree import DDTreeConfig, DFlashModel
+from hf_ddtree.cache import DDTreeCache
+from hf_ddtree.tree import top_marginals
 
 NODES, PREFIXES = (64, 256, 512), (512, 2048, 8192, 32_768)
 DRY_NODES, DRY_PREFIXES = (9,), (20,)
@@ -94,6 +96,29 @@ def check_delta(dry: bool) -> list[dict[str, Any]]:
         error = error_of(layer.kernel(), layer.reference())
         found.append(dict(case=layer.name, error=error, right=error < TOLERANCE[layer.dtype]))
     return found
+
+
+def check_between(dry: bool) -> list[dict[str, Any]]:
+    """Largest differences of what is written in place between the forwards: log-probabilities, and rows of a path."""
+    device, vocabulary = ("cpu", 999) if dry else ("cuda", 151_936)
+    logits = 4 * torch.randn(15, vocabulary, device=device)
+    exact = logits.double().log_softmax(-1)
+    log_probs, ids = top_marginals(logits, 64, overwrite=True)
+    found = [dict(case="log-probabilities in the place of logits", error=error_of(log_probs, exact.gather(-1, ids)))]
+    rows = [torch.randn(2, 1, 4, 48, 64, device=device).bfloat16() for _ in range(3)]
+    for path in ([0, 12, 13, 20], [0, 2, 3, 9]):
+        cache, kept = DDTreeCache(), [*range(25), *(25 + node for node in path)]
+        for part in (slice(25), slice(25, 48)):
+            cache.begin()
+            for layer, (keys, values) in enumerate(rows):
+                cache.update(keys[:, :, part], values[:, :, part], layer)
+            if part == slice(25):
+                cache.prune(torch.arange(25))
+        cache.prune(torch.tensor(path))
+        pairs = zip(cache.layers, rows, strict=True)
+        error = max(error_of(torch.stack([layer.keys, layer.values]), whole[:, :, :, kept]) for layer, whole in pairs)
+        found.append(dict(case=f"rows of the path {path}", error=error))
+    return [dict(case, right=case["error"] < TOLERANCE[torch.float32]) for case in found]
 
 
 def time_delta(dry: bool) -> list[dict[str, Any]]:
@@ -237,7 +262,7 @@ def time_rounds(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def show(report: dict[str, Any]) -> None:
     print(f"{report['device']}, torch {report['torch']}, triton {report['triton']}\n")
-    print("The kernels against float64")
+    print("The kernels and what is written in place, against float64")
     for case in report["correctness"]:
         print(f"  {'right' if case['right'] else 'WRONG'}  {case['error']:.1e}  {case['case']}")
     print("\nOne layer, 32/8 heads of 128, bf16: milliseconds (times the kernel)")
@@ -282,7 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
         device="CPU, a dry run" if options.dry_run else torch.cuda.get_device_name(),
         torch=torch.__version__, triton=triton.__version__, pair=[options.model, options.drafter], dtype=options.dtype,
     )  # fmt: skip
-    report["correctness"] = check_kernel(options.dry_run) + check_delta(options.dry_run)
+    checks = (check_kernel, check_delta, check_between)
+    report["correctness"] = [case for check in checks for case in check(options.dry_run)]
     report["rounds"] = time_rounds(options)
     report["times"] = time_kernel(options.dry_run, deadline=start + 210)
     report["delta"] = time_delta(options.dry_run)

@@ -24,7 +24,7 @@ def test_gpu_check(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert script("gpu_check").main(["--dry-run", "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["right"] is True
-    assert len(report["correctness"]) == 16 and all(case["right"] for case in report["correctness"])
+    assert len(report["correctness"]) == 19 and all(case["right"] for case in report["correctness"])
     assert max(case["error"] for case in report["correctness"]) > 1e-5
     (delta,) = report["delta"]
     assert delta["kernel_right"] and delta["kernel"] > 0 and delta["in_pytorch"] > 0
@@ -37,7 +37,13 @@ def test_gpu_check(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert all(
         line in shown
-        for line in ("The kernels against float64", "One layer, gated", "One layer", "Whole texts", "All right")
+        for line in (
+            "The kernels and what is written in place",
+            "One layer, gated",
+            "One layer",
+            "Whole texts",
+            "All right",
+        )
     )
 
 
@@ -57,6 +63,14 @@ def test_gpu_check_sees_a_wrong_delta_rule(script: Any, monkeypatch: pytest.Monk
     cases = check.check_delta(True)
     assert len(cases) == 3 and not any(case["right"] for case in cases)
     assert not check.time_delta(True)[0]["kernel_right"]
+
+
+def test_gpu_check_sees_rows_and_numbers_that_are_wrong(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = script("gpu_check")
+    assert all(case["right"] for case in check.check_between(True))
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda targets, sources: None)
+    monkeypatch.setattr(torch, "log_softmax", lambda logits, dim, out: out)
+    assert [case["right"] for case in check.check_between(True)] == [False, False, True]
 
 
 def test_gpu_check_says_what_it_needs(

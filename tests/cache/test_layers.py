@@ -1,5 +1,6 @@
 """Layers under any sequence of operations hold what the library's own layers hold after plain decoding."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -28,7 +29,10 @@ class Pair:
             assert torch.equal(got, expected)
 
     def round(self, nodes: int, chosen: int, keep: bool = True) -> None:
-        """A tree of `nodes` rows of which the root and those in the bits of `chosen` are kept."""
+        """A tree of `nodes` rows of which the root and those in the bits of `chosen` are kept.
+
+        The root's own bit says whether they are moved before the commit, as a cache moves them in all its layers.
+        """
         rows = self.rows(nodes, self.batch)
         path = [0] + [node for node in range(1, nodes) if chosen >> node & 1]
         before = [t.clone() for t in (self.theirs.keys, self.theirs.values)] if self.theirs.get_seq_length() else None
@@ -42,7 +46,10 @@ class Pair:
                 assert torch.equal(got[i][:, :, :-nodes], before[i])
         assert self.ours.get_seq_length() == self.theirs.get_seq_length() + nodes
         if keep:
-            self.ours.commit(KeptPath(torch.tensor(path)))
+            kept = KeptPath(torch.tensor(path))
+            if chosen & 1:
+                kept.move([self.ours])
+            self.ours.commit(kept)
             append_one_by_one(self.theirs, rows, path)
         else:
             self.ours.rollback()
@@ -226,4 +233,16 @@ def test_buffers_of_inference_mode_are_left_behind(window: int | None) -> None:
         pair.append(2)
     with torch.inference_mode():
         pair.round(5, chosen=9)
+    assert_equal(pair.ours, pair.theirs)
+
+
+def test_a_copy_made_in_inference_mode_goes_on_outside_of_it() -> None:
+    pair = Pair(None)
+    pair.append(9)
+    pair.round(5, chosen=21)
+    with torch.inference_mode():
+        pair.ours = copy.deepcopy(pair.ours)
+    with torch.no_grad():
+        pair.round(5, chosen=21)
+        pair.append(2)
     assert_equal(pair.ours, pair.theirs)

@@ -136,6 +136,32 @@ def test_a_drafter_that_has_paid_is_tried_at_once_in_a_new_text() -> None:
     assert not any(waits)
 
 
+def test_plain_decoding_is_measured_anew_before_drafting_ends() -> None:
+    """What it cost long ago may have been another machine's pace."""
+    machine, (auto, calibration) = Machine(steep, 0.004, noise=0.0), controller()
+    machine.run(auto, calibration, Drafter(0.9), TOKENS)
+    machine.sizes.clear()
+    machine.run(auto, calibration, Drafter(0.9, truth=0.0), 40)
+    last = max(place for place, size in enumerate(machine.sizes) if size)
+    assert last < 20 and machine.sizes[:last].count(0) == 1
+
+
+def test_a_drafter_that_has_paid_has_a_longer_trial() -> None:
+    lengths = []
+    for truth in (0.0, 0.9):
+        machine, (auto, calibration) = Machine(steep, 0.004, noise=0.0), controller()
+        machine.run(auto, calibration, Drafter(0.9, truth=truth), TOKENS)
+        machine.run(auto, calibration, Drafter(0.9, truth=0.0), TOKENS)
+        while not (plan := auto.plan(CONTEXT)).drafts:
+            auto.observe(plan, CONTEXT, 0, 1)
+        rounds = 0
+        while plan.drafts:
+            auto.observe(plan, CONTEXT, TRIAL_NODES, 1)
+            plan, rounds = auto.plan(CONTEXT), rounds + 1
+        lengths.append(rounds)
+    assert lengths[0] < lengths[1] <= 2 * lengths[0]
+
+
 def test_another_process_slows_every_size_alike() -> None:
     """While the machine runs at half its pace the size stays, and nothing falls back."""
     machine, (auto, calibration) = Machine(steep, 0.004), controller()

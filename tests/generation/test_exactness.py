@@ -91,6 +91,26 @@ def test_left_padding(pair: tuple[Any, Any]) -> None:
     assert torch.equal(expected[:, 3:], plain(target, prompt(), max_new_tokens=NEW))
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+def test_the_drafter_gets_a_mask_where_there_is_padding(padding: int) -> None:
+    """And drafts the same with one of ones only, which it need not make its own masks of."""
+    target = make_target()
+    drafter, masks = make_drafter(target), []
+    drafter.register_forward_pre_hook(
+        lambda _module, _args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
+    )
+    ids = torch.cat([torch.zeros(1, padding, dtype=torch.long), prompt()], dim=1)
+    mask = torch.ones_like(ids)
+    mask[:, :padding] = 0
+    output = tree(target, drafter, ids, attention_mask=mask, max_new_tokens=NEW, return_dict_in_generate=True)
+    assert torch.equal(output.sequences[:, padding:], plain(target, prompt(), max_new_tokens=NEW))
+    assert masks
+    if padding:
+        assert all(int((given == 0).sum()) == padding for given in masks)
+    else:
+        assert masks == [None] * len(masks)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_attention_implementations(family: str, implementation: str) -> None:

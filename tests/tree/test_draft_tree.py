@@ -41,6 +41,12 @@ def test_the_small_methods(tree):
     ]
 
 
+def test_a_child_by_its_token(tree):
+    for node, children in enumerate(tree.children):
+        for token in range(11):
+            assert tree.child(node, token) == children.get(token)
+
+
 def test_with_anchor_leaves_the_original_alone(tree):
     assert tree.with_anchor(3).token_ids.tolist() == [3, 4, 6, 8, 7, 5]
     assert tree.token_ids[0] == 9

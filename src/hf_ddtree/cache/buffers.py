@@ -22,17 +22,16 @@ class Buffers:
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, capacity: int):
         shapes = [(*rows.shape[:-2], capacity, rows.shape[-1]) for rows in (keys, values)]
         if shapes[0] == shapes[1] and keys.dtype is values.dtype and keys.device == values.device:
-            self._take((torch.empty((2, *shapes[0]), dtype=keys.dtype, device=keys.device),))
+            self._hold((torch.empty((2, *shapes[0]), dtype=keys.dtype, device=keys.device),))
         else:
             pairs = zip((keys, values), shapes, strict=True)
-            self._take(tuple(torch.empty(shape, dtype=rows.dtype, device=rows.device) for rows, shape in pairs))
+            self._hold(tuple(torch.empty(shape, dtype=rows.dtype, device=rows.device) for rows, shape in pairs))
         self.write(0, keys, values)
 
-    def _take(self, storages: tuple[torch.Tensor, ...]) -> None:
+    def _hold(self, storages: tuple[torch.Tensor, ...]) -> None:
         self.storages = storages
         self.keys, self.values = storages if len(storages) == 2 else storages[0].unbind()
         self.capacity, self.device = self.keys.shape[-2], self.keys.device
-        self._of_inference = self.keys.is_inference()
 
     def append(
         self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor
@@ -71,10 +70,10 @@ class Buffers:
     def on(self, device: torch.device | str) -> "Buffers":
         """The same rows and room on `device`."""
         moved = Buffers.__new__(Buffers)
-        moved._take(tuple(storage.to(device, non_blocking=True) for storage in self.storages))
+        moved._hold(tuple(storage.to(device, non_blocking=True) for storage in self.storages))
         return moved
 
     @property
     def usable(self) -> bool:
         """Inference tensors may not be written once inference mode is left."""
-        return not self._of_inference or torch.is_inference_mode_enabled()
+        return not self.keys.is_inference() or torch.is_inference_mode_enabled()

@@ -13,8 +13,11 @@ TRIAL_PRICE = 1.5
 RATE_ROUNDS = 48
 #: Rounds in which the bound of the trees that are built falls by one size, if none is as large.
 REACH_ROUNDS = 8
-#: Tokens a drafter may fall behind plain decoding: a new one, one that has paid at most, and one that is tried again.
-FIRST_CREDIT, LARGEST_CREDIT, TRIAL_CREDIT = 4.0, 12.0, 1.5
+#: Tokens a drafter may fall behind plain decoding: a new one, one that has paid at most, and one that is tried again,
+#: which may have paid once.
+FIRST_CREDIT, LARGEST_CREDIT, TRIAL_CREDIT, KNOWN_TRIAL_CREDIT = 4.0, 12.0, 1.5, 2.5
+#: Rounds after which a plain one is due where little credit is left: what it costs now decides whether drafting ends.
+LITTLE_CREDIT, LITTLE_CREDIT_ROUNDS = 4.0, 16
 #: Tokens ahead of its first credit at which a drafter has shown that it pays.
 PROOF = 2.0
 #: Plain rounds before drafting is tried again: at first, and at most. After each failure there are twice as many, or
@@ -90,7 +93,8 @@ class BudgetController:
                 self._waited += 1
                 if self._waited < self._wait:
                     return Plan(drafts=False)
-                self._drafting, self._credit, self._proved = True, TRIAL_CREDIT, False
+                credit = KNOWN_TRIAL_CREDIT if self._ever_proved else TRIAL_CREDIT
+                self._drafting, self._credit, self._proved = True, credit, False
             nodes = min(SIZES[min(math.ceil(self._reach) + 1, self._largest)], largest)
             return Plan(True, nodes, not self._proved)
 
@@ -176,6 +180,8 @@ class BudgetController:
             return True
         if self._drafted < SETTLED:
             return False
+        if self._proved and self._credit < LITTLE_CREDIT and self.costs.age(0) > LITTLE_CREDIT_ROUNDS:
+            return True
         ahead = self._rate(context) * self.costs.typical(0, context)
         if ahead < 1.5:
             return measured < 4 or self.costs.age(0) > 100

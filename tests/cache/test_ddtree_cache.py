@@ -1,6 +1,7 @@
 """The cache as a whole: lazily made layers, adopting, what it refuses, copies."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -229,6 +230,32 @@ def test_a_copy_s_rounds_stay_in_its_own_buffer() -> None:
     fill(copied, 1, 6)
     copied.prune(torch.tensor(PATHS[0]))
     assert copied.layers[0].keys.data_ptr() == address
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_copies_go_on_by_themselves(duplicate: Any) -> None:
+    cache, reference = DDTreeCache(), DynamicCache()
+    for each in (cache, reference):
+        fill(each, 3, 5)
+    tree_round(cache, reference)
+    copied, copied_reference = duplicate(cache), copy.deepcopy(reference)
+    assert_same(copied, reference)
+    # Of the copy first, by which the original must not change.
+    tree_round(copied, copied_reference)
+    assert_same(copied, copied_reference)
+    assert_same(cache, reference)
+    tree_round(cache, reference)
+    assert_same(cache, reference)
+
+
+def test_rows_without_a_batch() -> None:
+    cache, reference = DDTreeCache(), DynamicCache()
+    for length in (5, 1, 3):
+        rows = Rows()(length)
+        for each in (cache, reference):
+            each.update(rows[0][0], rows[1][0], 0)
+    assert torch.equal(cache.layers[0].keys, reference.layers[0].keys)
+    assert torch.equal(cache.layers[0].values, reference.layers[0].values)
 
 
 def test_the_rows_of_all_layers_are_moved_by_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:

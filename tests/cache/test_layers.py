@@ -246,3 +246,19 @@ def test_a_copy_made_in_inference_mode_goes_on_outside_of_it() -> None:
         pair.round(5, chosen=21)
         pair.append(2)
     assert_equal(pair.ours, pair.theirs)
+
+
+@pytest.mark.parametrize("differentiable", ["keys", "values", "rows before"])
+def test_gradients_reach_rows_that_go_through_a_cache(differentiable: str) -> None:
+    """Some layers of a model may be trained, or what stands before the prompt."""
+    results = []
+    for layer in twins(None):
+        rows = Rows()
+        first, second = (tuple(part.clone() for part in rows(length)) for length in (4, 2))
+        leaf = {"keys": second[0], "values": second[1], "rows before": first[1]}[differentiable].requires_grad_()
+        layer.update(*first)
+        keys, values = layer.update(*second)
+        (keys * values).sum().backward()
+        results.append((keys.detach(), values.detach(), leaf.grad))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)

@@ -84,8 +84,10 @@ def test_an_update_brings_offloaded_rows_back(window: int | None, moves: list[An
     tree = rows(7)
     moves.clear()
     ours.begin()
+    capacity = ours._buffers.capacity
     ours.update(*tree)
     assert moves == [ELSEWHERE]
+    assert ours._buffers.capacity == capacity, "the room that comes back is used"
     ours.commit(KeptPath(torch.tensor([0, 3])))
     append_one_by_one(theirs, tree, [0, 3])
     assert_equal(ours, theirs)

@@ -146,6 +146,18 @@ def test_plain_decoding_is_measured_anew_before_drafting_ends() -> None:
     assert last < 20 and machine.sizes[:last].count(0) == 1
 
 
+def test_one_plain_round_is_enough_where_its_seconds_come_late() -> None:
+    machine, (auto, calibration) = Machine(steep, 0.004, noise=0.0), controller()
+    machine.run(auto, calibration, Drafter(0.9), TOKENS)
+    plain = []
+    for _ in range(20):
+        plan = auto.plan(CONTEXT)
+        plain.append(not plan.drafts)
+        # No seconds of any of these rounds are known yet.
+        auto.observe(plan, CONTEXT, TRIAL_NODES if plan.drafts else 0, 1 if sum(plain) == 0 else 3)
+    assert sum(plain) == 1
+
+
 def test_a_drafter_that_has_paid_has_a_longer_trial() -> None:
     lengths = []
     for truth in (0.0, 0.9):

@@ -223,3 +223,14 @@ def test_tables_may_be_int32_or_half():
     assert build_from_scorer(scorer, 9).token_ids.dtype == torch.long
     half = torch.tensor([[-0.5, -1.5]], dtype=torch.bfloat16)
     assert build_from_top(half, torch.tensor([[8, 2]]), 9).token_ids.tolist() == [-1, 8, 2]
+
+
+@pytest.mark.parametrize("builder", ["levelwise", "heap"])
+@pytest.mark.parametrize("budget", [5, 200])
+def test_a_tree_is_on_the_host_whatever_the_default_device(builder, budget):
+    scorer = MarginalScorer(np.log([[0.6, 0.3], [0.5, 0.4]]), np.array([[1, 2], [3, 4]]))
+    with torch.device("meta"):
+        tree = build_from_scorer(scorer, budget, builder=builder, anchor=1)
+        cut = tree.cut(2)
+    tree.validate()
+    assert cut.token_ids.tolist() == [1, 1, 3]

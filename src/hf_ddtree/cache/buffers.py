@@ -30,17 +30,22 @@ class Buffers:
 
     def _hold(self, storages: tuple[torch.Tensor, ...]) -> None:
         self.storages = storages
-        self.keys, self.values = storages if len(storages) == 2 else storages[0].unbind()
+        self.keys, self.values = storages if len(storages) == 2 else (storages[0][0], storages[0][1])
         self.capacity, self.device = self.keys.shape[-2], self.keys.device
+
+    # Pickle keeps no two tensors in one memory, so the views are made anew.
+    def __getstate__(self) -> tuple[torch.Tensor, ...]:
+        return self.storages
+
+    def __setstate__(self, storages: tuple[torch.Tensor, ...]) -> None:
+        self._hold(storages)
 
     def append(
         self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Fills rows from `end` on, and returns all from `start` on, in place."""
-        length = end - start
-        all_keys, all_values = self.view(start, end + keys.shape[-2])
-        all_keys[:, :, length:], all_values[:, :, length:] = keys, values
-        return all_keys, all_values
+        self.write(end, keys, values)
+        return self.view(start, end + keys.shape[-2])
 
     # `narrow`, for an index with slices takes longer, and each layer of a round has several.
     def view(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,9 +55,9 @@ class Buffers:
 
     def write(self, at: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Fills rows from `at` on."""
-        end = at + keys.shape[-2]
-        self.keys[:, :, at:end] = keys
-        self.values[:, :, at:end] = values
+        length = keys.shape[-2]
+        self.keys.narrow(-2, at, length).copy_(keys)
+        self.values.narrow(-2, at, length).copy_(values)
 
     def take(self, start: int, end: int, path: KeptPath) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of those rows between `start` and `end` that are the path's."""

@@ -103,14 +103,12 @@ class _TreeLayer(DynamicLayer):
         self._start, self._end = 0, keep
         self._show()
 
-    def _show(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shows the rows in use, and returns them."""
+    def _show(self) -> None:
         assert self._buffers is not None
         views = self._buffers.view(self._start, self._end)
         # One statement without a call, so that no interrupt comes between the rows and the mark of owning them.
         self._keys, self._values = self._views = views
         self._behind = False
-        return views
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._buffers is not None
@@ -177,15 +175,20 @@ class GrowingLayer(_TreeLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
-        if self._mark is None and torch.is_grad_enabled() and key_states.requires_grad:
+        if self._mark is None and torch.is_grad_enabled() and self._differentiable(key_states, value_states):
             # Rows written in place would change what an earlier forward saved for its backward.
             self.prefetch()
             return super().update(key_states, value_states, *args, **kwargs)
         if not self._has_room(key_states.shape[-2]):
             self.prefetch()
             self._initialize(key_states, value_states)
-            self._reserve(key_states.shape[-2], self._rows())
+            if not self._has_room(key_states.shape[-2]):
+                self._reserve(key_states.shape[-2], self._rows())
         return self._append(key_states, value_states)
+
+    def _differentiable(self, *new: torch.Tensor) -> bool:
+        """Whether a gradient reaches the `new` rows, or those there are."""
+        return any(rows is not None and rows.requires_grad for rows in (*new, self._keys, self._values))
 
     def get_seq_length(self) -> int:
         """Rows in use, as in the parent."""
@@ -246,7 +249,8 @@ class GrowingSlidingLayer(_TreeLayer, DynamicSlidingWindowLayer):
         if not self._has_room(key_states.shape[-2]):
             self.prefetch()
             self._initialize(key_states, value_states)
-            self._reserve(key_states.shape[-2], min(self._rows(), self.sliding_window - 1))
+            if not self._has_room(key_states.shape[-2]):
+                self._reserve(key_states.shape[-2], min(self._rows(), self.sliding_window - 1))
         kept = min(self._rows(), self.sliding_window - 1)
         self._start, self._mark = self._end - kept, self._end
         self.cumulative_length += key_states.shape[-2]

@@ -36,7 +36,7 @@ class KeptPath:
         return self._copies[device]
 
     def move(self, layers: Iterable[Any]) -> None:
-        """Moves the rows of all `layers` by one operation a device, where rows may be copied in any order.
+        """Moves the rows of all `layers` by one call a device, where rows may be copied in any order.
 
         Args:
             layers: all that commit this path and whose `moves` tell what to copy where.

@@ -72,6 +72,8 @@ class BudgetController:
         self._wait, self._waited = FIRST_WAIT, 0
         # Largest size that two rounds in a row had lately, which bounds the tree that is built; the last round's.
         self._reach, self._last = float(self._start), self._start
+        # Rounds planned since a plain one, whose seconds may come later.
+        self._since_plain = 0
 
     def begin(self) -> None:
         """A new text: where drafting did not pay before it may pay now, so the wait for a trial is shorter or over."""
@@ -87,7 +89,9 @@ class BudgetController:
             largest (`int`): nodes that this round may verify at most.
         """
         with self._lock:
+            self._since_plain += 1
             if largest < 1 or self._plain_is_unsure(context):
+                self._since_plain = 0
                 return Plan(drafts=False)
             if not self._drafting:
                 self._waited += 1
@@ -180,7 +184,8 @@ class BudgetController:
             return True
         if self._drafted < SETTLED:
             return False
-        if self._proved and self._credit < LITTLE_CREDIT and self.costs.age(0) > LITTLE_CREDIT_ROUNDS:
+        unseen = min(self.costs.age(0), self._since_plain)
+        if self._proved and self._credit < LITTLE_CREDIT and unseen > LITTLE_CREDIT_ROUNDS:
             return True
         ahead = self._rate(context) * self.costs.typical(0, context)
         if ahead < 1.5:

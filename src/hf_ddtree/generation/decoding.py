@@ -203,7 +203,7 @@ class _Session:
             self.timer.lap("verify")
             walk = self.walk(tree, outputs.logits, input_ids)
             self.timer.lap("accept")
-            path = torch.tensor(walk.path)
+            path = torch.tensor(walk.path, device="cpu")
             tree_cache.prune(self.cache, path)
         except BaseException:
             if path is None:

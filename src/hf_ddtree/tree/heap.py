@@ -86,10 +86,11 @@ class _Frontier:
         ends = list(range(1, len(order) + 1))
         for position in range(len(order) - 1, 0, -1):
             ends[parents[position]] = max(ends[parents[position]], ends[position])
+        # Whatever the default device is.
         return DraftTree(
-            token_ids=torch.tensor([self.tokens[node] for node in order]),
-            parents=torch.tensor(parents),
-            depths=torch.tensor([len(self.ranks[node]) for node in order]),
-            subtree_ends=torch.tensor(ends),
-            log_probs=torch.tensor([0.0 - self.costs[node] for node in order], dtype=torch.float64),
+            token_ids=torch.tensor([self.tokens[node] for node in order], device="cpu"),
+            parents=torch.tensor(parents, device="cpu"),
+            depths=torch.tensor([len(self.ranks[node]) for node in order], device="cpu"),
+            subtree_ends=torch.tensor(ends, device="cpu"),
+            log_probs=torch.tensor([0.0 - self.costs[node] for node in order], dtype=torch.float64, device="cpu"),
         )

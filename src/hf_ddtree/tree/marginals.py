@@ -123,5 +123,7 @@ def _in_preorder(rows: list[list[float]], ids: list[list[int]], threshold: float
 
     write_below(0, 0.0, 0)
     ends[0] = len(ends)
-    columns = torch.tensor((tokens, parents, depths, ends))
-    return DraftTree(columns[0], columns[1], columns[2], columns[3], torch.tensor(log_probs, dtype=torch.float64))
+    # Whatever the default device is.
+    columns = torch.tensor((tokens, parents, depths, ends), device="cpu")
+    totals = torch.tensor(log_probs, dtype=torch.float64, device="cpu")
+    return DraftTree(columns[0], columns[1], columns[2], columns[3], totals)

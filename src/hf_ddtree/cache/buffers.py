@@ -40,13 +40,6 @@ class Buffers:
     def __setstate__(self, storages: tuple[torch.Tensor, ...]) -> None:
         self._hold(storages)
 
-    def append(
-        self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Fills rows from `end` on, and returns all from `start` on, in place."""
-        self.write(end, keys, values)
-        return self.view(start, end + keys.shape[-2])
-
     # `narrow`, for an index with slices takes longer, and each layer of a round has several.
     def view(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values from `start` to `end`, in place."""

@@ -82,12 +82,10 @@ class _TreeLayer(DynamicLayer):
 
     def _has_room(self, new: int) -> bool:
         """Whether `new` rows can be written where they belong; every layer of every forward asks."""
-        buffers, views = self._buffers, self._views
+        buffers = self._buffers
         return (
             buffers is not None
-            and views is not None
-            and self._keys is views[0]
-            and self._values is views[1]
+            and self._owns_rows()
             and 0 < self._end <= buffers.capacity - new
             and buffers.device == self.device
             and buffers.usable
@@ -103,21 +101,21 @@ class _TreeLayer(DynamicLayer):
         self._start, self._end = 0, keep
         self._show()
 
-    def _show(self) -> None:
+    def _show(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shows the rows in use, and returns them."""
         assert self._buffers is not None
         views = self._buffers.view(self._start, self._end)
         # One statement without a call, so that no interrupt comes between the rows and the mark of owning them.
         self._keys, self._values = self._views = views
         self._behind = False
+        return views
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._buffers is not None
-        views = self._buffers.append(self._start, self._end, key_states, value_states)
+        self._buffers.write(self._end, key_states, value_states)
         self._behind = True
         self._end += key_states.shape[-2]
-        self._keys, self._values = self._views = views
-        self._behind = False
-        return views
+        return self._show()
 
     def moves(self, path: KeptPath) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """What [`KeptPath.move`] is to copy, as (to, from)."""

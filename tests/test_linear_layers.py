@@ -1,7 +1,6 @@
 """Linear layers are computed by the faster library inside a generate, and are as they were after it."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
-    """Shapes of the weights that oneDNN was asked for, however small."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the weights that oneDNN was asked for, which counts as the faster one."""
     made: list[tuple[int, ...]] = []
     original = products.linear
 
@@ -27,10 +26,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
         return original(states, weight, bias)
 
     monkeypatch.setattr(products, "linear", counted)
-    monkeypatch.setattr(products, "fewest_rows", lambda inner, columns, cached: 2)
     monkeypatch.setattr(products, "is_faster", lambda: True)
+    return made
+
+
+@pytest.fixture
+def calls(asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The same, however small the weights are."""
+    monkeypatch.setattr(products, "fewest_rows", lambda inner, columns, cached: 2)
     monkeypatch.setattr(products, "LEAST_LAYER", 0)
-    yield made
+    return asked
 
 
 class Model(nn.Module):
@@ -201,21 +206,13 @@ def test_whole_generates(settings: dict[str, Any], calls: list[Any]) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(("held", "expected"), [(True, []), (False, [(512, 512)])])
 def test_one_row_goes_the_usual_way_where_the_caches_hold_the_model(
-    held: bool, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+    held: bool, expected: list[Any], asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, original = [], products.linear
-
-    def counted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        made.append(tuple(weight.shape))
-        return original(states, weight, bias)
-
-    monkeypatch.setattr(products, "linear", counted)
-    monkeypatch.setattr(products, "is_faster", lambda: True)
     monkeypatch.setattr(products, "CACHED_WEIGHTS", 512 * 512 + held)
     layer = nn.Linear(512, 512)
     states = torch.randn(16, 512)
     with fast_linear_layers(layer):
         layer(states[:1])
-        assert made == expected
+        assert asked == expected
         layer(states)
-    assert made == [*expected, (512, 512)]
+    assert asked == [*expected, (512, 512)]

@@ -76,12 +76,15 @@ def _is_plain(weight: torch.Tensor) -> bool:
 
 
 def _forward(layer: nn.Linear, fewest: int, input: torch.Tensor) -> torch.Tensor:
-    # Every layer of every round comes by here, so the questions are few and the quickest first.
-    if _INSIDE.get() and input.numel() >= fewest:
-        weight: Any = layer._parameters.get("weight")
-        if weight is not None and _serves(input, weight):
-            return products.linear(input, weight, layer.bias)
-    return F.linear(input, layer.weight, layer.bias)
+    # Every layer of every round comes by here, so the questions are few and the quickest first. Attributes that are
+    # parameters are found by a search, which takes longer than the rest, so they are asked of their own dictionary.
+    parameters: Any = layer._parameters
+    weight = parameters.get("weight")
+    if weight is None:
+        return F.linear(input, layer.weight, layer.bias)
+    if input.numel() >= fewest and _INSIDE.get() and _serves(input, weight):
+        return products.linear(input, weight, parameters.get("bias"))
+    return F.linear(input, weight, parameters.get("bias"))
 
 
 def _serves(states: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -182,11 +182,11 @@ class TapCollector:
         finally:
             _COLLECTING.reset(token)
 
-    def taps(self, path: torch.Tensor | None = None) -> torch.Tensor:
+    def taps(self, path: Any = None) -> torch.Tensor:
         """The collected states, taps side by side, of shape `(batch, tokens, taps * hidden_size)`, in a new tensor.
 
         Args:
-            path (`torch.LongTensor` of shape `(kept,)`, *optional*): the tokens to give, in place of all.
+            path (`KeptPath`, *optional*): the tokens to give, in place of all.
 
         Raises:
             RuntimeError: if the forward ran without its layers' hooks, as a compiled one may.
@@ -202,8 +202,7 @@ class TapCollector:
         ]
         device = chunks[0].device
         if path is not None and len(path) < chunks[0].shape[1]:
-            path = path.to(device)
-            chunks = [chunk.index_select(1, path.to(chunk.device)) for chunk in chunks]
+            chunks = [chunk.index_select(1, path.on(chunk.device)) for chunk in chunks]
         return torch.cat([chunk.to(device) for chunk in chunks], dim=-1)
 
 

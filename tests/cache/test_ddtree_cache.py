@@ -257,3 +257,14 @@ def test_the_rows_of_all_layers_are_moved_by_one_operation(monkeypatch: pytest.M
     one_round(cache, reference, [0, 4, 5])
     assert operations == [3]
     assert_same(cache, reference)
+
+
+def test_a_forward_that_the_user_has_compiled_fills_it() -> None:
+    cache, reference, rows = DDTreeCache(), DynamicCache(), Rows()
+    update = torch.compile(lambda keys, values: cache.update(keys, values, 0), backend="aot_eager")
+    for length in (5, 1, 1):
+        keys, values = rows(length)
+        with torch.no_grad():
+            shown = update(keys, values)
+        assert all(map(torch.equal, shown, reference.update(keys, values, 0)))
+    assert_same(cache, reference)

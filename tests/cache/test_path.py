@@ -10,8 +10,9 @@ from hf_ddtree.cache.path import KeptPath
     ("nodes", "in_place"), [([], True), ([0], True), ([0, 1, 2], True), ([0, 2], False), ([1], False)]
 )
 def test_a_path_of_the_first_rows_is_where_it_belongs(nodes: list[int], in_place: bool) -> None:
-    path = KeptPath(torch.tensor(nodes, dtype=torch.long))
-    assert (path.in_place, len(path)) == (in_place, len(nodes))
+    for path in (KeptPath(nodes), KeptPath(torch.tensor(nodes, dtype=torch.long))):
+        assert (path.in_place, len(path)) == (in_place, len(nodes))
+        assert path.nodes.dtype == torch.long and path.nodes.tolist() == nodes
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,18 @@ def test_it_is_copied_to_a_device_once() -> None:
     assert path.on(nodes.device) is nodes
     assert path.on(elsewhere).device == elsewhere
     assert path.on(elsewhere) is path.on(elsewhere)
+
+
+def test_rows_are_moved_once() -> None:
+    """A commit that an interrupt cut short goes on with what has been moved."""
+    rows, path = torch.arange(6.0), KeptPath([0, 3, 4])
+
+    class Layer:
+        def moves(self, path: KeptPath) -> list[tuple[torch.Tensor, torch.Tensor]]:
+            return [(rows[to : to + length], rows[start : start + length]) for to, start, length in path.runs]
+
+    path.move([Layer()])
+    assert path.moved and rows.tolist() == [0, 3, 4, 3, 4, 5]
+    rows[3:] = 9
+    path.move([Layer()])
+    assert rows.tolist() == [0, 3, 4, 9, 9, 9]

@@ -111,6 +111,26 @@ def test_the_drafter_gets_a_mask_where_there_is_padding(padding: int) -> None:
         assert masks == [None] * len(masks)
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_round_without_a_draft_gets_a_mask_where_there_is_padding(padding: int) -> None:
+    target = make_target()
+    drafter, masks = make_drafter(target), []
+    ids = torch.cat([torch.zeros(1, padding, dtype=torch.long), prompt()], dim=1)
+    mask = torch.ones_like(ids)
+    mask[:, :padding] = 0
+    expected = plain(target, ids, attention_mask=mask, max_new_tokens=NEW)
+    target.register_forward_pre_hook(
+        lambda _module, _args, kwargs: masks.append(kwargs.get("attention_mask")), with_kwargs=True
+    )
+    found = tree(target, drafter, ids, attention_mask=mask, max_new_tokens=NEW, budget=0)
+    assert torch.equal(found, expected)
+    rounds = masks[-(NEW - 1) :]
+    if padding:
+        assert all(int((given == 0).sum()) == padding for given in rounds)
+    else:
+        assert rounds == [None] * (NEW - 1)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_attention_implementations(family: str, implementation: str) -> None:

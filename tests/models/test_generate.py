@@ -37,6 +37,17 @@ def test_equals_plain_text(family: str, models_report: list[dict[str, Any]]) -> 
     models_report.append(as_dictionary(measure(family, "float32")))
 
 
+@pytest.mark.parametrize("family", cases())
+def test_rounds_without_a_draft_are_plain_decoding(family: str) -> None:
+    """They may leave out what plain decoding hands along, such as a mask that hides nothing."""
+    chosen = FAMILIES[family]
+    model, prompt = chosen.make(), chosen.prompt(PROMPT, seed=3)
+    settings: dict[str, Any] = dict(max_new_tokens=10, output_logits=True, **GREEDY)
+    plain, ours = run(chosen, model, prompt, **settings), run(chosen, model, prompt, drafter_for(model), 0, **settings)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert torch.allclose(torch.cat(ours.logits), torch.cat(plain.logits), atol=1e-4)
+
+
 @pytest.mark.parametrize("family", cases(slow=True))
 def test_equals_plain_text_to_rounding_in_bf16(family: str, models_report: list[dict[str, Any]]) -> None:
     generated = generated_by(family, "bfloat16")

@@ -4,11 +4,13 @@ from hf_ddtree.cache.adoption import adopt, adopt_static, check, fixed_length, r
 from hf_ddtree.cache.context import DrafterContext
 from hf_ddtree.cache.ddtree_cache import DDTreeCache, begin, mixers, prune, rollback
 from hf_ddtree.cache.fixed import FixedSlidingTreeLayer
+from hf_ddtree.cache.path import KeptPath
 
 __all__ = [
     "DDTreeCache",
     "DrafterContext",
     "FixedSlidingTreeLayer",
+    "KeptPath",
     "adopt",
     "adopt_static",
     "begin",

@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DFlashCache, StaticLayer
 
 from hf_ddtree.cache.adoption import adopt
 from hf_ddtree.cache.ddtree_cache import begin, prune, rollback
+from hf_ddtree.cache.path import KeptPath
 
 
 class DrafterContext:
@@ -55,7 +56,7 @@ class DrafterContext:
 
     def commit(self, new: int) -> None:
         """After the pass: keeps the context tokens."""
-        prune(self.cache, torch.arange(new))
+        prune(self.cache, KeptPath(range(new)))
         self.position, self._unread = self.position + new, []
 
     def rollback(self) -> None:

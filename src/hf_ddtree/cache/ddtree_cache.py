@@ -80,12 +80,12 @@ def begin(cache: Cache) -> None:
         layer.begin()
 
 
-def prune(cache: Cache, path: torch.Tensor) -> None:
+def prune(cache: Cache, path: torch.Tensor | KeptPath) -> None:
     """See [`DDTreeCache.prune`]; works on any adopted cache. A layer that is not in a round is left alone."""
     if cache.offloading and torch.accelerator.is_available():
         # Copies to and from the host may be under way; the rows are read and written on either side.
         torch.accelerator.synchronize()
-    kept, layers = KeptPath(path), _round_layers(cache)
+    kept, layers = path if isinstance(path, KeptPath) else KeptPath(path), _round_layers(cache)
     kept.move(layer for layer in layers if isinstance(layer, (GrowingLayer, GrowingSlidingLayer)))
     for layer in layers:
         layer.commit(kept)

@@ -27,6 +27,9 @@ class _TreeLayer(DynamicLayer):
     _end = 0
     _mark: int | None = None
     _path_rows: tuple[torch.Tensor, torch.Tensor] | None = None
+    # Rows that the round under way may append without further questions, which were asked of all layers at its start:
+    # amid a forward each of them costs several times as much.
+    _room = 0
 
     @property
     def keys(self) -> Any:
@@ -135,6 +138,7 @@ class _TreeLayer(DynamicLayer):
 
     def _end_round(self) -> None:
         self._path_rows = self._mark = None
+        self._room = 0
 
     def offload(self) -> None:
         """Moves the rows to the host, room included."""
@@ -152,7 +156,7 @@ class _TreeLayer(DynamicLayer):
 
     def _move(self, device: torch.device | str) -> None:
         assert self._buffers is not None
-        self._behind = True
+        self._behind, self._room = True, 0
         # Both at once: an interrupt leaves the rows where they were.
         self._buffers = self._buffers.on(device)
         self._show()
@@ -173,15 +177,19 @@ class GrowingLayer(_TreeLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
+        new = key_states.shape[-2]
+        if new <= self._room:
+            self._room -= new
+            return self._append(key_states, value_states)
         if self._mark is None and torch.is_grad_enabled() and self._differentiable(key_states, value_states):
             # Rows written in place would change what an earlier forward saved for its backward.
             self.prefetch()
             return super().update(key_states, value_states, *args, **kwargs)
-        if not self._has_room(key_states.shape[-2]):
+        if not self._has_room(new):
             self.prefetch()
             self._initialize(key_states, value_states)
-            if not self._has_room(key_states.shape[-2]):
-                self._reserve(key_states.shape[-2], self._rows())
+            if not self._has_room(new):
+                self._reserve(new, self._rows())
         return self._append(key_states, value_states)
 
     def _differentiable(self, *new: torch.Tensor) -> bool:
@@ -195,6 +203,8 @@ class GrowingLayer(_TreeLayer):
     def begin(self) -> None:
         """Marks the committed end; the next `update` appends a tree's rows after it."""
         self._mark = self.get_seq_length()
+        buffers = self._buffers
+        self._room = buffers.capacity - self._end if buffers is not None and self._has_room(1) else 0
 
     def commit(self, path: KeptPath) -> None:
         """Keeps the tree rows `path` and drops the others."""

@@ -1,8 +1,10 @@
 """The path of a tree that a round keeps, as all layers of a cache need it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -10,27 +12,35 @@ class KeptPath:
     """The kept nodes, brought to each device once for all its layers.
 
     Args:
-        nodes (`torch.LongTensor` of shape `(kept,)`): root first, increasing; on the host, or it is waited for.
+        nodes (`Sequence[int]` or `torch.LongTensor` of shape `(kept,)`): root first, increasing; a tensor that is not
+            on the host is waited for.
     """
 
-    def __init__(self, nodes: torch.Tensor):
-        self.nodes = nodes
-        self._copies: dict[torch.device, torch.Tensor] = {nodes.device: nodes}
-        numbers = nodes.tolist()
-        self._length = len(numbers)
+    def __init__(self, nodes: Sequence[int] | torch.Tensor):
+        self._numbers: Sequence[int] = nodes.tolist() if isinstance(nodes, torch.Tensor) else nodes
+        self._copies: dict[torch.device, torch.Tensor] = {}
+        if isinstance(nodes, torch.Tensor):
+            self._copies[nodes.device] = nodes
+        self._length = len(self._numbers)
         #: Whether they are the tree's first nodes, whose rows are where they belong.
-        self.in_place = not numbers or numbers[-1] == len(numbers) - 1
+        self.in_place = not self._length or self._numbers[-1] == self._length - 1
         #: The rows that are not, as (where they belong, where they are, how many), if none is where another belongs:
         #: then they may be copied in any order, and once more.
-        self.runs = _runs(numbers)
+        self.runs = [] if self.in_place else _runs(self._numbers)
         #: Whether [`KeptPath.move`] has brought them where they belong.
         self.moved = False
 
     def __len__(self) -> int:
         return self._length
 
+    @cached_property
+    def nodes(self) -> torch.Tensor:
+        """`torch.LongTensor` of shape `(kept,)`, on the host."""
+        # Through NumPy, as after a forward the code that looks into lists is not in any cache.
+        return torch.from_numpy(np.array(self._numbers, dtype=np.int64))
+
     def on(self, device: torch.device) -> torch.Tensor:
-        """`nodes` on `device`."""
+        """The nodes on `device`."""
         if device not in self._copies:
             self._copies[device] = self.nodes.to(device)
         return self._copies[device]
@@ -41,7 +51,7 @@ class KeptPath:
         Args:
             layers: all that commit this path and whose `moves` tell what to copy where.
         """
-        if self.runs:
+        if self.runs and not self.moved:
             by_device: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
             for layer in layers:
                 if moves := layer.moves(self):
@@ -52,7 +62,7 @@ class KeptPath:
             self.moved = True
 
 
-def _runs(numbers: list[int]) -> list[tuple[int, int, int]]:
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int, int]]:
     """What [`KeptPath.runs`] says; empty as well if some row is where another belongs."""
     runs: list[tuple[int, int, int]] = []
     for place, node in enumerate(numbers):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -135,18 +136,20 @@ class GreedyWalk:
         else:
             tree, choices = tree.on_host_with(logits[0].argmax(dim=-1))
             choose = choices.__getitem__
-        length, node, path, tokens, finished = input_ids.shape[1], 0, [], [], False
+        length, last, node, path, tokens, finished = input_ids.shape[1], len(tree) - 1, 0, [], [], False
         while True:
             token = choose(node)
             path.append(node)
             tokens.append(token)
             finished = token in self.end_ids or (self.max_length is not None and length + len(path) >= self.max_length)
-            child = tree.child(node, token)
-            if finished or child is None:
+            # The last node has no child, as that of a round without a draft.
+            child = None if finished or node == last else tree.child(node, token)
+            if child is None:
                 break
             node = child
-        new = torch.tensor(tokens, dtype=input_ids.dtype)
         if self.streamer is not None:
-            for token_id in new.split(1):
+            for token_id in torch.tensor(tokens, dtype=input_ids.dtype).split(1):
                 self.streamer.put(token_id)
-        return Walk(torch.cat([input_ids, new.to(input_ids.device)[None]], dim=-1), path, token, finished, tree)
+        # Through NumPy, as after a forward the code that looks into lists is not in any cache.
+        new = torch.from_numpy(np.array([tokens])).to(device=input_ids.device, dtype=input_ids.dtype)
+        return Walk(torch.cat([input_ids, new], dim=-1), path, token, finished, tree)

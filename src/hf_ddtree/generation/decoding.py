@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
 from hf_ddtree import cache as tree_cache
-from hf_ddtree.cache import DDTreeCache, DrafterContext
+from hf_ddtree.cache import DDTreeCache, DrafterContext, KeptPath
 from hf_ddtree.compat import (
     CACHE_NAME,
     active_stream,
@@ -196,14 +196,14 @@ class _Session:
         if self.verify.compiled is not None:
             # Which graph serves is known on the host only: one more wait for a device than without a graph.
             tree = tree.on_host()
-        path: torch.Tensor | None = None
+        path: KeptPath | None = None
         try:
             tree_cache.begin(self.cache)
-            outputs = self.verify(tree, self.model_kwargs)
+            outputs = self.verify(tree, self.model_kwargs, self.padded)
             self.timer.lap("verify")
             walk = self.walk(tree, outputs.logits, input_ids)
             self.timer.lap("accept")
-            path = torch.tensor(walk.path, device="cpu")
+            path = KeptPath(walk.path)
             tree_cache.prune(self.cache, path)
         except BaseException:
             if path is None:

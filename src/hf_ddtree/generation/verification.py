@@ -43,6 +43,7 @@ class TreeVerifier:
         self.compiled: CompiledForward | None = None
         self.fewest_rows = 1
         self._attending = 0
+        self._remote = target.is_remote_code()
 
     def compile_if_asked(
         self, ranks: Ranks, generation_config: GenerationConfig, model_kwargs: dict[str, Any], budget: int | None
@@ -64,13 +65,14 @@ class TreeVerifier:
         """Slots that a cache of fixed length needs for trees of at most `budget` nodes, the root not counted."""
         return budget if self.compiled is None else rows_for(budget + 1) - 1
 
-    def __call__(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any]) -> Any:
+    def __call__(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any], padded: bool = True) -> Any:
         """The target's outputs with one row a node.
 
         Args:
             tree (`DraftTree` or `DeviceTree`): with the anchor as its root.
             model_kwargs (`dict`): `generate`'s, after the anchor was appended: `position_ids` end at the anchor,
                 `attention_mask`, where there is one, covers the prefix and the anchor.
+            padded (`bool`, *optional*, defaults to `True`): whether some of these may be padding.
         """
         with self.taps.collect():
             if self.compiled is not None:
@@ -78,6 +80,10 @@ class TreeVerifier:
             if len(tree) == 1 and not self.recurrent.routes:
                 # The anchor alone needs no tree: this is the forward of plain decoding. With recurrent layers that
                 # would move their states in place, which no rollback could undo.
+                if not (padded or self._remote):
+                    # A mask that hides nothing is read, converted and dropped again in each forward. Code that is not
+                    # the library's may count on one.
+                    model_kwargs = {**model_kwargs, "attention_mask": None}
                 return self.target(**self.inputs(tree, model_kwargs), return_dict=True)
             device = model_kwargs["position_ids"].device
             tree_round = self.round_of(tree, device)
@@ -130,7 +136,11 @@ class TreeVerifier:
             if kwargs.get(key) is not None:
                 kwargs[key] = kwargs[key][..., -1:].repeat_interleave(nodes, dim=-1)
         position_ids = model_kwargs["position_ids"]
-        kwargs["position_ids"] = position_ids[..., -1:] + tree.depths.to(position_ids.device)
+        anchor_position = position_ids[..., -1:]
+        if nodes > 1:
+            kwargs["position_ids"] = anchor_position + tree.depths.to(position_ids.device)
+        else:
+            kwargs["position_ids"] = anchor_position.clone(memory_format=torch.contiguous_format)
         mask = model_kwargs.get("attention_mask")
         if mask is not None and nodes > 1:
             mask = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)

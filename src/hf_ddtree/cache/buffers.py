@@ -46,8 +46,8 @@ class Buffers:
 
     def view(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values from `start` to `end`, in place."""
-        # Each layer of a round has several views, and `narrow` takes 1.7 times as long as this. A compiled forward, which
-        # sees no storage behind a tensor, needs a tensor that holds all of it.
+        # Each layer of a round has several views, and `narrow` takes 1.7 times as long as this. A compiled forward,
+        # which sees no storage behind a tensor, needs a tensor that holds all of it.
         (sets, width, strides, first), (other_sets, other_width, other_strides, other_first) = self._forms
         storages, length = self.storages, end - start
         return (

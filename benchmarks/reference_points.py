@@ -8,8 +8,8 @@ Greedy, fp32. Three questions, each with its own aim:
    (The whole loop written out runs forwards of its own, whose rounding may decide a near tie otherwise.)
 2. Speed: at least 1.2 times the tokens/s of the paper's loop, at budget 63 behind a prompt of 2,000 tokens.
 3. Overhead: a round's time outside the forwards of target and drafter is at most 1.1 times the native chain's; and
-   `--tree` (such as auto) at least reaches the native chain's tokens/s. A round goes from the end of one forward of the
-   target to the start of the next. What is due once a generate (checks, the prompt's states, memory given back) is
+   `--tree` (such as auto) at least reaches the native chain's tokens/s. A round goes from the end of one forward of
+   the target to the start of the next. What is due once a generate (checks, the prompt's states, memory given back) is
    shown apart.
 
 Runs alternate and start one method later each time; figures are medians. The exit code is 1 where an aim is missed.

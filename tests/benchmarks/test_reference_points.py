@@ -58,14 +58,18 @@ def test_the_papers_rounds_on_given_marginals(script: Any) -> None:
 
 def test_the_clock_counts_outermost_calls(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     points = script("reference_points")
-    now = iter([1.0, 3.0, 10.0, 14.0])
+    # The target from 1 to 3, another module from 10 to 14, the target from 15 to 16, from 18 to 20.
+    now = iter([1.0, 3.0, 10.0, 14.0, 15.0, 16.0, 18.0, 20.0])
     monkeypatch.setattr(points.time, "perf_counter", lambda: next(now))
-    outer = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    with points.Clock(outer, outer[0]).running() as clock:
-        outer(torch.zeros(1, 2))
-        outer[0](torch.zeros(1, 2))
-    outer(torch.zeros(1, 2))
-    assert (clock.seconds, clock.calls) == (6.0, 2)
+    outer, states = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.zeros(1, 2)
+    with points.Clock(outer, outer[0], target=outer).running() as clock:
+        outer(states)
+        outer[0](states)
+        outer(states)
+        outer(states)
+    outer(states)
+    assert clock.seconds == 9.0
+    assert clock.outside == [15 - 3 - 4, 18 - 16]
 
 
 def test_what_is_missed(script: Any) -> None:

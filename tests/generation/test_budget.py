@@ -9,7 +9,8 @@ import pytest
 from hf_ddtree.generation.budget import (
     FIRST_CREDIT,
     FIRST_WAIT,
-    LONGEST_WAIT,
+    NEVER_PAID_WAIT,
+    NEW_TEXT_SHARE,
     NEW_TEXT_WAIT,
     TRIAL_CREDIT,
     TRIAL_NODES,
@@ -81,7 +82,7 @@ def test_trials_are_bounded_and_rarer_each_time() -> None:
     machine.run(auto, calibration, Drafter(0.9, truth=0.0), 2500)
     drafted = [place for place, size in enumerate(machine.sizes) if size]
     gaps = [after - before for before, after in itertools.pairwise(drafted) if after - before > 8]
-    assert gaps == sorted(gaps) and gaps[0] >= FIRST_WAIT and gaps[-1] <= LONGEST_WAIT + 1
+    assert gaps == sorted(gaps) and gaps[0] >= FIRST_WAIT and gaps[-1] <= NEVER_PAID_WAIT + 1
     lost = machine.seconds / steep(1) - machine.tokens
     dearest = (steep(16) + 0.004) / steep(1)
     assert lost < FIRST_CREDIT + TRIAL_CREDIT * len(gaps) + dearest * (1 + len(gaps))
@@ -91,17 +92,18 @@ def test_drafting_comes_back_when_it_pays() -> None:
     machine, (auto, calibration) = Machine(steep, 0.004), controller()
     machine.run(auto, calibration, Drafter(0.9, truth=0.0), TOKENS)
     assert not any(machine.sizes[-20:])
-    machine.run(auto, calibration, Drafter(0.9), LONGEST_WAIT + TOKENS)
+    machine.run(auto, calibration, Drafter(0.9), NEVER_PAID_WAIT + TOKENS)
     assert sum(map(bool, machine.sizes[-40:])) > 35
 
 
 def test_a_new_text_is_tried_sooner() -> None:
+    """A little, where drafting has never paid: with short texts the trials of each would add up."""
     auto, calibration = controller()
     machine = Machine(steep, 0.004, noise=0.0)
-    machine.run(auto, calibration, Drafter(0.9, truth=0.0), 1500)
+    machine.run(auto, calibration, Drafter(0.9, truth=0.0), 3000)
     waits = []
-    for anew in (False, True):
-        if anew:
+    for texts in (0, 0, 1, 3):
+        for _ in range(texts):
             auto.begin()
         rounds = 0
         while not (plan := auto.plan(CONTEXT)).drafts:
@@ -111,7 +113,8 @@ def test_a_new_text_is_tried_sooner() -> None:
         for _ in range(4):
             auto.observe(plan, CONTEXT, TRIAL_NODES, 1)
         waits.append(rounds)
-    assert waits[1] < LONGEST_WAIT / 3 < waits[0]
+    share = NEVER_PAID_WAIT // NEW_TEXT_SHARE
+    assert [waits[1] - wait for wait in waits[2:]] == [share, 3 * share]
 
 
 def test_a_drafter_that_has_paid_is_tried_at_once_in_a_new_text() -> None:

@@ -48,7 +48,13 @@ class DDTreeCache(DynamicCache):
         tree = CURRENT_ROUND.get()
         if tree is not None:
             tree.updated_layer = layer_idx
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if self.offloading or self.layer_class_to_replicate is not None:
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        # All that the parent does for layers that are there and stay there; each of a forward's layers comes by here.
+        rows: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(
+            key_states, value_states, *args, **kwargs
+        )
+        return rows
 
     def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Any:
         """As in the parent; notes that the layer has read the tree, if a tree's forward is running."""

@@ -21,10 +21,11 @@ LITTLE_CREDIT, LITTLE_CREDIT_ROUNDS = 4.0, 16
 #: Tokens ahead of its first credit at which a drafter has shown that it pays.
 PROOF = 2.0
 #: Plain rounds before drafting is tried again: at first, and at most. After each failure there are twice as many, or
-#: four times if drafting has never paid.
-FIRST_WAIT, LONGEST_WAIT = 32, 512
-#: Plain rounds after which a new text is tried at once, with a drafter that has ever paid.
-NEW_TEXT_WAIT = 64
+#: four times, and at most more of them, if drafting has never paid.
+FIRST_WAIT, LONGEST_WAIT, NEVER_PAID_WAIT = 32, 512, 1024
+#: Plain rounds after which a new text is tried at once, with a drafter that has ever paid. What a new text counts for
+#: with one that has not, as a share of its wait.
+NEW_TEXT_WAIT, NEW_TEXT_SHARE = 64, 8
 #: Rounds that drafted before their rate is believed.
 SETTLED = 16
 #: A trial verifies at least this many nodes: without them nothing is learned of what would be accepted.
@@ -78,9 +79,12 @@ class BudgetController:
     def begin(self) -> None:
         """A new text: where drafting did not pay before it may pay now, so the wait for a trial is shorter or over."""
         with self._lock:
-            if self._ever_proved and self._waited >= NEW_TEXT_WAIT:
+            if not self._ever_proved:
+                self._waited += self._wait // NEW_TEXT_SHARE
+            elif self._waited >= NEW_TEXT_WAIT:
                 self._waited = self._wait
-            self._waited = max(self._waited, self._wait - self._wait // 4)
+            else:
+                self._waited = max(self._waited, self._wait - self._wait // 4)
 
     def plan(self, context: int, largest: int = SIZES[-1]) -> Plan:
         """
@@ -166,7 +170,8 @@ class BudgetController:
             self._wait = FIRST_WAIT
         if self._credit < 0:
             if not self._proved and self._waited:
-                self._wait = min((2 if self._ever_proved else 4) * self._wait, LONGEST_WAIT)
+                factor, longest = (2, LONGEST_WAIT) if self._ever_proved else (4, NEVER_PAID_WAIT)
+                self._wait = min(factor * self._wait, longest)
             self._drafting, self._waited = False, 0
 
     def _rate(self, context: int) -> float:

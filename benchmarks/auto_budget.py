@@ -5,8 +5,8 @@
     python benchmarks/auto_budget.py --target DIR --drafter DIR --prompts FILE --category code --json code.json
     python benchmarks/auto_budget.py --simulate h200-8b --json simulated.json  # recorded trees, computed costs
 
-Greedy, so all methods emit the same tokens and their times are compared prompt by prompt; each prompt begins with
-another method. The interval is a bootstrap over prompts, and in each of its draws auto is held against the budget that
+Greedy, so all methods emit the same tokens and their times are compared prompt by prompt, each in an order of its own,
+as a method may leave the machine otherwise than it found it. The interval is a bootstrap over prompts, and in each of its draws auto is held against the budget that
 is best in that draw. What auto learns is kept from prompt to prompt, as in a program that serves many; `--cold`
 forgets it before each. The exit code is 0 where both lower bounds are at least 0.97.
 """
@@ -14,6 +14,7 @@ forgets it before each. The exit code is 0 where both lower bounds are at least 
 import argparse
 import copy
 import json
+import random
 import shlex
 import sys
 import time
@@ -56,9 +57,8 @@ def measure(pair: Pair, prompts: list[torch.Tensor], methods: list[Any], options
     for method in methods:
         generate(pair, copy.deepcopy(pair.drafter), prompts[0], method, WARM_UP_TOKENS)
     for number, ids in enumerate(prompts * options.repeats):
-        shift = number % len(methods)
         seconds, texts, sizes = {}, {}, []
-        for method in [*methods[shift:], *methods[:shift]]:
+        for method in random.Random(number).sample(methods, len(methods)):
             drafter = copy.deepcopy(pair.drafter) if options.cold and method == AUTO else pair.drafter
             output, seconds[str(method)] = generate(pair, drafter, ids, method, options.max_new_tokens)
             texts[method] = output.sequences[0].tolist()

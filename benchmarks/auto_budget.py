@@ -6,9 +6,10 @@
     python benchmarks/auto_budget.py --simulate h200-8b --json simulated.json  # recorded trees, computed costs
 
 Greedy, so all methods emit the same tokens and their times are compared prompt by prompt, each in an order of its own,
-as a method may leave the machine otherwise than it found it. The interval is a bootstrap over prompts, and in each of its draws auto is held against the budget that
-is best in that draw. What auto learns is kept from prompt to prompt, as in a program that serves many; `--cold`
-forgets it before each. The exit code is 0 where both lower bounds are at least 0.97.
+as a method may leave the machine otherwise than it found it. The interval is a bootstrap over prompts, and in each of
+its draws auto is held against the budget that is best in that draw. What auto learns is kept from prompt to prompt, as
+in a program that serves many; `--cold` forgets it before each. The exit code is 0 where both lower bounds are at least
+0.97.
 """
 
 import argparse

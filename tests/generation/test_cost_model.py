@@ -97,6 +97,18 @@ def test_what_has_not_been_tried_for_long_looks_cheaper() -> None:
         model.observe(3, 300, 0.05)
     assert 0.85 * before < model.seconds(300)[4] < 0.95 * before
     assert model.typical(4, 300) == pytest.approx(0.06, rel=0.03)
-    # One measurement then counts for much.
-    model.observe(4, 300, 0.04)
-    assert model.typical(4, 300) == pytest.approx(0.04, rel=0.03)
+    # A few measurements then count for much.
+    for turn in range(24):
+        model.observe(*((4, 300, 0.04) if turn % 3 == 0 else (3, 300, 0.05)))
+    assert model.typical(4, 300) == pytest.approx(0.04, rel=0.05)
+    assert model.typical(3, 300) == pytest.approx(0.05, rel=0.05)
+
+
+def test_load_that_ends_makes_nothing_look_cheap() -> None:
+    """What is measured first after it is divided by a pace that is still that of the load."""
+    model = learned({0: 0.02, 3: 0.05}, times=40)
+    for _ in range(150):
+        model.observe(0, 300, 0.04)
+    assert model.pace == pytest.approx(2.0, rel=0.05)
+    model.observe(3, 300, 0.05)
+    assert model.typical(3, 300) > 0.85 * 0.05

@@ -44,8 +44,9 @@ class _Usual:
             self.seconds, self.context = seconds, context
             return
         step = math.log(seconds / self.seconds)
-        # What comes first may be slow for a reason that does not come again.
-        if self.held == 2 and step < -OUTLIER * noise:
+        # What comes first may be slow for a reason that does not come again. What comes after a long time is not the
+        # first: it may be low because the pace has just changed.
+        if self.count == 2 and step < -OUTLIER * noise:
             gain, limit = 1.0, math.inf
         else:
             gain, limit = (1.0 if self.held <= FIRST else weight) / min(self.held, MEMORY), CLIP

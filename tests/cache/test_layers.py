@@ -209,6 +209,17 @@ def test_ending_a_round_that_is_not_open_changes_nothing(window: int | None) -> 
     assert_equal(pair.ours, pair.theirs)
 
 
+def test_rows_that_are_replaced_within_a_round() -> None:
+    """What a round asked of a layer at its start holds for its own rows only."""
+    pair = Pair(None)
+    pair.append(9)
+    pair.ours.begin()
+    pair.ours.keys, pair.ours.values = -pair.ours.keys, -pair.ours.values
+    pair.theirs.keys, pair.theirs.values = -pair.theirs.keys, -pair.theirs.values
+    pair.append(3)
+    assert_equal(pair.ours, pair.theirs)
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 def test_keys_and_values_of_different_widths(window: int | None) -> None:
     ours, theirs = twins(window)

@@ -40,7 +40,7 @@ class _TreeLayer(DynamicLayer):
     @keys.setter
     def keys(self, rows: torch.Tensor | None) -> None:
         self._catch_up()
-        self._keys = rows
+        self._keys, self._room = rows, 0
 
     @property
     def values(self) -> Any:
@@ -51,7 +51,7 @@ class _TreeLayer(DynamicLayer):
     @values.setter
     def values(self, rows: torch.Tensor | None) -> None:
         self._catch_up()
-        self._values = rows
+        self._values, self._room = rows, 0
 
     def _take_over(self, layer: DynamicLayer) -> None:
         """Takes the rows of an initialised layer."""

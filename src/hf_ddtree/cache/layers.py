@@ -178,11 +178,9 @@ class GrowingLayer(_TreeLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends rows and returns all of them, as the parent does, in place."""
         new = key_states.shape[-2]
-        if new <= self._room and self._buffers is not None:
-            # As `_append`, but that nothing shows the rows before the round ends, whatever cuts this short.
-            self._buffers.write(self._end, key_states, value_states)
-            self._room, self._end = self._room - new, self._end + new
-            return self._show()
+        if new <= self._room:
+            self._room -= new
+            return self._append(key_states, value_states)
         if self._mark is None and torch.is_grad_enabled() and self._differentiable(key_states, value_states):
             # Rows written in place would change what an earlier forward saved for its backward.
             self.prefetch()

@@ -147,9 +147,9 @@ class GreedyWalk:
             if child is None:
                 break
             node = child
-        if self.streamer is not None:
-            for token_id in torch.tensor(tokens, dtype=input_ids.dtype).split(1):
-                self.streamer.put(token_id)
         # Through NumPy, as after a forward the code that looks into lists is not in any cache.
-        new = torch.from_numpy(np.array([tokens])).to(device=input_ids.device, dtype=input_ids.dtype)
-        return Walk(torch.cat([input_ids, new], dim=-1), path, token, finished, tree)
+        new = torch.from_numpy(np.array(tokens)).to(input_ids.dtype)
+        if self.streamer is not None:
+            for token_id in new.split(1):
+                self.streamer.put(token_id)
+        return Walk(torch.cat([input_ids, new.to(input_ids.device)[None]], dim=-1), path, token, finished, tree)

@@ -136,11 +136,7 @@ class TreeVerifier:
             if kwargs.get(key) is not None:
                 kwargs[key] = kwargs[key][..., -1:].repeat_interleave(nodes, dim=-1)
         position_ids = model_kwargs["position_ids"]
-        anchor_position = position_ids[..., -1:]
-        if nodes > 1:
-            kwargs["position_ids"] = anchor_position + tree.depths.to(position_ids.device)
-        else:
-            kwargs["position_ids"] = anchor_position.clone(memory_format=torch.contiguous_format)
+        kwargs["position_ids"] = position_ids[..., -1:] + tree.depths.to(position_ids.device)
         mask = model_kwargs.get("attention_mask")
         if mask is not None and nodes > 1:
             mask = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)

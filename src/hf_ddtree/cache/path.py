@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
+
+from hf_ddtree.integers import long_tensor
 
 
 class KeptPath:
@@ -36,8 +37,7 @@ class KeptPath:
     @cached_property
     def nodes(self) -> torch.Tensor:
         """`torch.LongTensor` of shape `(kept,)`, on the host."""
-        # Through NumPy, as after a forward the code that looks into lists is not in any cache.
-        return torch.from_numpy(np.array(self._numbers, dtype=np.int64))
+        return long_tensor(self._numbers)
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The nodes on `device`."""

@@ -69,7 +69,7 @@ class TargetIO:
         may write to them: a hook of the head that keeps what it is given here must copy it.
         """
         logits = self.head(states.to(device=self._head_device, dtype=self._head_dtype)).float()
-        if self.token_map is None:
+        if self.token_map is None and logits.shape[-1] > self._rows:
             logits = logits[..., : self._rows]
         if self.multiplier is not None:
             logits = logits * self.multiplier

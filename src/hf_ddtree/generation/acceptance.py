@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
+from hf_ddtree.integers import long_tensor
 from hf_ddtree.tree import DeviceTree, DraftTree, chooser
 
 
@@ -147,8 +147,7 @@ class GreedyWalk:
             if child is None:
                 break
             node = child
-        # Through NumPy, as after a forward the code that looks into lists is not in any cache.
-        new = torch.from_numpy(np.array(tokens)).to(input_ids.dtype)
+        new = long_tensor(tokens).to(input_ids.dtype)
         if self.streamer is not None:
             for token_id in new.split(1):
                 self.streamer.put(token_id)

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
@@ -10,6 +11,7 @@ from hf_ddtree.cache import DrafterContext
 from hf_ddtree.compat import CACHE_NAME, model_name
 from hf_ddtree.drafters import TargetIO
 from hf_ddtree.drafters.heads import path_scorer
+from hf_ddtree.integers import long_tensor
 from hf_ddtree.tree import (
     DeviceMarginals,
     DeviceTree,
@@ -19,6 +21,7 @@ from hf_ddtree.tree import (
     build_from_scorer,
     builds_on_device,
     top_marginals,
+    useful_marginals,
 )
 
 
@@ -87,8 +90,8 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             `torch.Tensor` of shape `(depth, hidden_size)`: final states of the positions after the anchor, and their
             fp32 logits, `(depth, draft vocabulary)`.
         """
-        device, new = self.drafter.device, taps.shape[1]
-        anchor_embed = self.target_io.embed(torch.tensor([[anchor]]))
+        device, new = self.target_io.device, taps.shape[1]
+        anchor_embed = self.target_io.embed(long_tensor([[anchor]]))
         positions = self._positions(position_ids, new)
         self._offsets = self._offsets.to(positions.device)
         positions = torch.cat([positions, positions[:, -1:] + self._offsets], dim=-1)
@@ -101,7 +104,7 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             self.context.begin(new)
             outputs = self.drafter(
                 noise_embeds=torch.cat([anchor_embed, self._mask_embeds], dim=1),
-                context_hidden_states=taps.to(device=device, dtype=self.drafter.dtype),
+                context_hidden_states=taps.to(device=device, dtype=self.target_io.dtype),
                 position_ids=positions.to(device),
                 attention_mask=mask,
                 **{CACHE_NAME: self.context.cache},
@@ -139,9 +142,8 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             head = path_scorer(self.drafter, states, logits, self.target_io.token_map)
             assert head is not None
             return head
-        log_probs, token_ids = self._top(logits, budget, overwrite)
         try:
-            return MarginalScorer(log_probs.cpu().numpy(), token_ids.cpu().numpy(), ranked=True)
+            return MarginalScorer(*self._on_host(logits, budget, overwrite), ranked=True)
         except ValueError:
             # It looks at all that it takes, so that the states need no look of their own in each round.
             if torch.isnan(states).any():
@@ -172,6 +174,18 @@ class DDTreeCandidateGenerator(CandidateGenerator):
             f"The drafter {model_name(self.drafter)} in {self.drafter.dtype} gave NaN logits: load it with "
             "`dtype=torch.bfloat16` or `torch.float32`."
         )
+
+    def _on_host(self, logits: torch.Tensor, budget: int, overwrite: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities and target tokens of the ranks that the budget can use, or only of those that its tree can
+        hold, where the logits may be overwritten.
+        """
+        if not overwrite or logits.device.type != "cpu" or self._width(budget, budget) < budget:
+            log_probs, token_ids = self._top(logits, budget, overwrite)
+            return log_probs.cpu().numpy(), token_ids.cpu().numpy()
+        useful, ids = useful_marginals(logits, max(1, budget))
+        if (token_map := self.target_io.token_map) is not None:
+            ids = token_map.to("cpu")[torch.from_numpy(ids)].numpy()
+        return useful, ids
 
     def _top(self, logits: torch.Tensor, budget: int, overwrite: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and target tokens of the ranks that the budget can use."""

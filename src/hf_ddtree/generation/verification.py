@@ -77,13 +77,13 @@ class TreeVerifier:
         with self.taps.collect():
             if self.compiled is not None:
                 return self._compiled(self.compiled, tree.on_host(), model_kwargs)
+            if not (padded or self._remote):
+                # A mask that hides nothing is read, converted and dropped again in each forward. Code that is not the
+                # library's may count on one.
+                model_kwargs = {**model_kwargs, "attention_mask": None}
             if len(tree) == 1 and not self.recurrent.routes:
                 # The anchor alone needs no tree: this is the forward of plain decoding. With recurrent layers that
                 # would move their states in place, which no rollback could undo.
-                if not (padded or self._remote):
-                    # A mask that hides nothing is read, converted and dropped again in each forward. Code that is not
-                    # the library's may count on one.
-                    model_kwargs = {**model_kwargs, "attention_mask": None}
                 return self.target(**self.inputs(tree, model_kwargs), return_dict=True)
             device = model_kwargs["position_ids"].device
             tree_round = self.round_of(tree, device)
@@ -96,7 +96,8 @@ class TreeVerifier:
                 tree_round = self.round_of(tree, inputs["input_ids"].device)
                 with self.reading(tree_round):
                     outputs = self.target(**inputs, return_dict=True)
-            self.attention_routes.update(tree_round.routes)
+            for route, count in tree_round.routes.items():
+                self.attention_routes[route] += count
             return outputs
 
     def _compiled(self, forward: CompiledForward, tree: DraftTree, model_kwargs: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from hf_ddtree.tree.draft_tree import DraftTree
 from hf_ddtree.tree.placement import builds_on_device
 from hf_ddtree.tree.ranking import chooser, log_probs_at, rank_children
 from hf_ddtree.tree.scoring import Expansion, MarginalScorer, Scorer
+from hf_ddtree.tree.useful import useful_marginals
 
 __all__ = [
     "DeviceMarginals",
@@ -23,4 +24,5 @@ __all__ = [
     "log_probs_at",
     "rank_children",
     "top_marginals",
+    "useful_marginals",
 ]

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-import numpy as np
 import torch
 
+from hf_ddtree.integers import long_tensor
 from hf_ddtree.round import ancestors_or_self
 from hf_ddtree.tree.ordering import best_nodes, renumber
 
@@ -91,8 +91,7 @@ class DraftTree:
     @classmethod
     def root_only(cls, token_id: int = NO_ANCHOR) -> "DraftTree":
         """A tree of the root alone: nothing is drafted. All but its token is shared: do not write to it."""
-        # Through NumPy, as after a forward the code that looks into lists is not in any cache.
-        return cls(torch.from_numpy(np.array([token_id], dtype=np.int64)), *_root_columns())
+        return cls(long_tensor([token_id]), *_root_columns())
 
     def on_host(self) -> "DraftTree":
         """This tree; as [`DeviceTree.on_host`], for a tree that is on the host already."""

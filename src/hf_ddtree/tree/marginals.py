@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 import torch
 
+from hf_ddtree.integers import long_tensor
 from hf_ddtree.tree import compiled
 from hf_ddtree.tree.costs import EXACT_LIMIT
 from hf_ddtree.tree.draft_tree import DraftTree
@@ -123,7 +124,5 @@ def _in_preorder(rows: list[list[float]], ids: list[list[int]], threshold: float
 
     write_below(0, 0.0, 0)
     ends[0] = len(ends)
-    # Whatever the default device is.
-    columns = torch.tensor((tokens, parents, depths, ends), device="cpu")
-    totals = torch.tensor(log_probs, dtype=torch.float64, device="cpu")
-    return DraftTree(columns[0], columns[1], columns[2], columns[3], totals)
+    columns = long_tensor((tokens, parents, depths, ends))
+    return DraftTree(columns[0], columns[1], columns[2], columns[3], torch.from_numpy(np.array(log_probs)))

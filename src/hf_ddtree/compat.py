@@ -85,6 +85,7 @@ __all__ = [
     "decoder_layers",
     "expand_mask_function",
     "extend_model_kwargs",
+    "extends_by_length",
     "has_adapters",
     "has_unfinished_sequences",
     "is_dflash_drafter",
@@ -133,6 +134,13 @@ def extend_model_kwargs(
     return model._update_model_kwargs_for_generation(
         outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=new
     )
+
+
+def extends_by_length(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """Whether [`extend_model_kwargs`] does the same for tokens at once as one by one, and needs no outputs for it."""
+    name = "_update_model_kwargs_for_generation"
+    shared = getattr(getattr(model, name), "__func__", None) is getattr(GenerationMixin, name)
+    return shared and CACHE_NAME in model_kwargs and not any("token_type_ids" in key for key in model_kwargs)
 
 
 def has_unfinished_sequences(model: PreTrainedModel, finished: bool, device: torch.device) -> bool:

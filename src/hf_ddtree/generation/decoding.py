@@ -13,7 +13,6 @@ from hf_ddtree.compat import (
     CACHE_NAME,
     active_stream,
     decoder_layers,
-    extend_model_kwargs,
     is_user_defined,
     prefill,
     text_config,
@@ -22,6 +21,7 @@ from hf_ddtree.configuration import TreeSettings
 from hf_ddtree.drafters import device_of
 from hf_ddtree.generation import positions
 from hf_ddtree.generation.acceptance import GreedyWalk, LazyWalk, Walk
+from hf_ddtree.generation.arguments import SequenceArguments
 from hf_ddtree.generation.candidate_generator import DDTreeCandidateGenerator
 from hf_ddtree.generation.collection import OutputCollector
 from hf_ddtree.generation.compatibility import check_inputs
@@ -91,8 +91,9 @@ class _Session:
         model_kwargs: dict[str, Any],
     ):
         self.model, self.drafter, self.ranks, self.walk = model, drafter, ranks, walk
-        self.config, self.model_kwargs = generation_config, model_kwargs
+        self.config = generation_config
         self.cache = _own_cache(model_kwargs)
+        self.arguments = SequenceArguments(model, model_kwargs)
         settings, device = TreeSettings.read(generation_config), device_of(model) or model.device
         self.max_branching = settings.max_branching
         self.sizing = self._sizing(settings, device)
@@ -121,7 +122,7 @@ class _Session:
         largest = settings.largest_on(device.type)
         if isinstance(settings.budget_on(device.type), int):
             return FixedSize(largest)
-        embeds = self.model_kwargs.get("inputs_embeds")
+        embeds = self.arguments.kept.get("inputs_embeds")
         length = self.config.max_length + (embeds.shape[1] if embeds is not None else 0)
         largest = positions.most_nodes(self.model, length, largest)
         agreed = self.ranks.group is not None
@@ -173,7 +174,7 @@ class _Session:
         room = max(self.verify.room(self.sizing.largest), int(self.ranks.synced))
         tree_cache.adopt_static(self.cache, room, fixed=self.verify.compiled is not None)
         with self.taps.collect(), tree_cache.restored_on_error(self.cache):
-            outputs = prefill(self.model, input_ids, self.config, self.model_kwargs)
+            outputs = prefill(self.model, input_ids, self.config, self.arguments.kept)
         tree_cache.adopt(self.cache)
         self.candidates = DDTreeCandidateGenerator(
             self.drafter, self.model, self.config, self.sizing.largest, self.max_branching, self.context
@@ -182,11 +183,12 @@ class _Session:
         self.stats.routes = self.verify.routes(self.cache)
         self.collector.prefill(outputs, self.cache)
         walk = self.walk(DraftTree.root_only(), outputs.logits[:, -1:], input_ids)
-        self._extend_kwargs(outputs, 1)
-        mask = self.model_kwargs.get("attention_mask")
+        self.arguments.extend(outputs, 1)
+        model_kwargs = self.arguments.read()
+        mask = model_kwargs.get("attention_mask")
         self.padded = mask is not None and not bool(mask.all())
         if self.last_position is not None:
-            self.anchor_position = int(self.model_kwargs["position_ids"][..., -1].max())
+            self.anchor_position = int(model_kwargs["position_ids"][..., -1].max())
         self.timer.lap("prefill")
         self.timer.end_round()
         return walk
@@ -199,7 +201,7 @@ class _Session:
         path: KeptPath | None = None
         try:
             tree_cache.begin(self.cache)
-            outputs = self.verify(tree, self.model_kwargs, self.padded)
+            outputs = self._verify(tree)
             self.timer.lap("verify")
             walk = self.walk(tree, outputs.logits, input_ids)
             self.timer.lap("accept")
@@ -213,7 +215,7 @@ class _Session:
             raise
         self.context.unread(self.taps.taps(path))
         self.collector.verified(outputs, walk.path, len(tree), self.cache)
-        self._extend_kwargs(outputs, len(walk.path))
+        self.arguments.extend(outputs, len(walk.path))
         self.anchor_position += len(walk.path)
         self.stats.acceptance_lengths.append(len(walk.path))
         self.stats.nodes_verified += walk.tree.num_drafted
@@ -229,13 +231,18 @@ class _Session:
                 self.sizing.observe_seconds(stages)
         return walk
 
+    def _verify(self, tree: DraftTree | DeviceTree) -> Any:
+        if self.verify.reads_last_position(tree, self.padded):
+            return self.verify(tree, self.arguments.kept, self.padded, self.arguments.missing)
+        return self.verify(tree, self.arguments.read(), self.padded)
+
     def _idle_round(self, anchor: int) -> None:
         """Runs what a round runs, for other processes whose forwards need this one; nothing of it is kept."""
         if self.ranks.any_drafts(False):
             self._idle_pass(anchor)
         try:
             tree_cache.begin(self.cache)
-            self.verify(DraftTree.root_only(anchor), self.model_kwargs)
+            self.verify(DraftTree.root_only(anchor), self.arguments.read())
         finally:
             tree_cache.rollback(self.cache)
 
@@ -243,7 +250,8 @@ class _Session:
         self._draft_states(anchor, depth=1, keep=False)
 
     def _draft_states(self, anchor: int, depth: int, keep: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        positions, mask = (self.model_kwargs.get(name) for name in ("position_ids", "attention_mask"))
+        model_kwargs = self.arguments.read()
+        positions, mask = (model_kwargs.get(name) for name in ("position_ids", "attention_mask"))
         # Without a mask the drafter need not make its own of it.
         mask = mask if self.padded else None
         return self.candidates.draft_states(anchor, self.context.read(), positions, mask, depth, keep)
@@ -268,9 +276,6 @@ class _Session:
         tree = self.sizing.cut(candidates.build(anchor, ranking, nodes))
         self.timer.lap("build")
         return tree
-
-    def _extend_kwargs(self, outputs: Any, new: int) -> None:
-        self.model_kwargs = extend_model_kwargs(self.model, outputs, self.model_kwargs, new)
 
 
 def _walk(

@@ -65,7 +65,15 @@ class TreeVerifier:
         """Slots that a cache of fixed length needs for trees of at most `budget` nodes, the root not counted."""
         return budget if self.compiled is None else rows_for(budget + 1) - 1
 
-    def __call__(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any], padded: bool = True) -> Any:
+    def reads_last_position(self, tree: DraftTree | DeviceTree, padded: bool) -> bool:
+        """Whether a forward over `tree` is plain decoding's own, and takes of what is as long as the sequence only the
+        last position; `padded` as in the call.
+        """
+        return len(tree) == 1 and not (self.recurrent.routes or self.compiled is not None or padded or self._remote)
+
+    def __call__(
+        self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any], padded: bool = True, missing: int = 0
+    ) -> Any:
         """The target's outputs with one row a node.
 
         Args:
@@ -73,6 +81,8 @@ class TreeVerifier:
             model_kwargs (`dict`): `generate`'s, after the anchor was appended: `position_ids` end at the anchor,
                 `attention_mask`, where there is one, covers the prefix and the anchor.
             padded (`bool`, *optional*, defaults to `True`): whether some of these may be padding.
+            missing (`int`, *optional*, defaults to 0): the latest tokens that `model_kwargs` do not cover yet, which
+                is for forwards that [`TreeVerifier.reads_last_position`].
         """
         with self.taps.collect():
             if self.compiled is not None:
@@ -84,7 +94,7 @@ class TreeVerifier:
             if len(tree) == 1 and not self.recurrent.routes:
                 # The anchor alone needs no tree: this is the forward of plain decoding. With recurrent layers that
                 # would move their states in place, which no rollback could undo.
-                return self.target(**self.inputs(tree, model_kwargs), return_dict=True)
+                return self.target(**self.inputs(tree, model_kwargs, missing), return_dict=True)
             device = model_kwargs["position_ids"].device
             tree_round = self.round_of(tree, device)
             with self.reading(tree_round):
@@ -129,7 +139,7 @@ class TreeVerifier:
         attention = self._attending = len(keeping | layers_reading_shared_rows(self.target))
         return {**({MixerKind.ATTENTION.value: attention} if attention else {}), **self.recurrent.routes}
 
-    def inputs(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    def inputs(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any], missing: int = 0) -> dict[str, Any]:
         """What the target's forward takes for `tree`; arguments as in the call."""
         kwargs = {key: value for key, value in model_kwargs.items() if key not in _DROPPED}
         nodes = len(tree)
@@ -137,7 +147,8 @@ class TreeVerifier:
             if kwargs.get(key) is not None:
                 kwargs[key] = kwargs[key][..., -1:].repeat_interleave(nodes, dim=-1)
         position_ids = model_kwargs["position_ids"]
-        kwargs["position_ids"] = position_ids[..., -1:] + tree.depths.to(position_ids.device)
+        steps = missing if missing else tree.depths.to(position_ids.device)
+        kwargs["position_ids"] = position_ids[..., -1:] + steps
         mask = model_kwargs.get("attention_mask")
         if mask is not None and nodes > 1:
             mask = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)

@@ -86,6 +86,7 @@ __all__ = [
     "expand_mask_function",
     "extend_model_kwargs",
     "extends_by_length",
+    "hands_arguments_on",
     "has_adapters",
     "has_unfinished_sequences",
     "is_dflash_drafter",
@@ -138,9 +139,18 @@ def extend_model_kwargs(
 
 def extends_by_length(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
     """Whether [`extend_model_kwargs`] does the same for tokens at once as one by one, and needs no outputs for it."""
-    name = "_update_model_kwargs_for_generation"
-    shared = getattr(getattr(model, name), "__func__", None) is getattr(GenerationMixin, name)
+    shared = _is_shared(model, "_update_model_kwargs_for_generation")
     return shared and CACHE_NAME in model_kwargs and not any("token_type_ids" in key for key in model_kwargs)
+
+
+def hands_arguments_on(model: PreTrainedModel) -> bool:
+    """Whether a forward takes what is not as long as the sequence as the call before it did."""
+    return _is_shared(model, "prepare_inputs_for_generation") and not model.is_remote_code()
+
+
+def _is_shared(model: PreTrainedModel, method: str) -> bool:
+    """Whether a model has the method that all do."""
+    return getattr(getattr(model, method), "__func__", None) is getattr(GenerationMixin, method)
 
 
 def has_unfinished_sequences(model: PreTrainedModel, finished: bool, device: torch.device) -> bool:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -144,7 +144,7 @@ class StageTimer:
         # Laps of the round that runs, and of rounds whose events the device may not have reached.
         self._laps: list[tuple[str, Any, Any]] = []
         self._rounds: deque[list[tuple[str, Any, Any]]] = deque()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def _now(self) -> Any:
         if not self._on_cuda:
@@ -177,7 +177,8 @@ class StageTimer:
         for stage, start, end in laps:
             seconds = start.elapsed_time(end) / 1000 if self._on_cuda else end - start
             stages[stage] = stages.get(stage, 0.0) + seconds
-        self._seconds.update(stages)
+        for stage, spent in stages.items():
+            self._seconds[stage] += spent
         return stages
 
     def read(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from hf_ddtree.attention import AttentionSwitch, KeptMask
 from hf_ddtree.cache import mixers
-from hf_ddtree.compat import layers_reading_shared_rows
+from hf_ddtree.compat import CACHE_NAME, hands_arguments_on, layers_reading_shared_rows
 from hf_ddtree.generation.buckets import padded, rows_for
 from hf_ddtree.generation.compiled import CompiledForward, compiled_forward
 from hf_ddtree.generation.ranks import Ranks
@@ -44,6 +44,9 @@ class TreeVerifier:
         self.fewest_rows = 1
         self._attending = 0
         self._remote = target.is_remote_code()
+        self._hands_on = hands_arguments_on(target)
+        # What the last forward was given, where another one's differs in the tokens and their positions alone.
+        self._prepared: dict[str, Any] | None = None
 
     def compile_if_asked(
         self, ranks: Ranks, generation_config: GenerationConfig, model_kwargs: dict[str, Any], budget: int | None
@@ -94,12 +97,12 @@ class TreeVerifier:
             if len(tree) == 1 and not self.recurrent.routes:
                 # The anchor alone needs no tree: this is the forward of plain decoding. With recurrent layers that
                 # would move their states in place, which no rollback could undo.
-                return self.target(**self.inputs(tree, model_kwargs, missing), return_dict=True)
+                return self.target(**self._next_inputs(tree, model_kwargs, missing), return_dict=True)
             device = model_kwargs["position_ids"].device
             tree_round = self.round_of(tree, device)
             with self.reading(tree_round):
                 # Under a static cache the mask is made here, not in the forward.
-                inputs = self.inputs(tree, model_kwargs)
+                inputs = self._next_inputs(tree, model_kwargs)
                 outputs = self.target(**inputs, return_dict=True) if inputs["input_ids"].device == device else None
             if outputs is None:
                 # Inputs that are kept on the host have been moved to the model.
@@ -139,6 +142,22 @@ class TreeVerifier:
         attention = self._attending = len(keeping | layers_reading_shared_rows(self.target))
         return {**({MixerKind.ATTENTION.value: attention} if attention else {}), **self.recurrent.routes}
 
+    def _next_inputs(
+        self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any], missing: int = 0
+    ) -> dict[str, Any]:
+        """[`TreeVerifier.inputs`]; a forward whose tokens and positions alone are new takes the rest from the last."""
+        prepared, position_ids = self._prepared, model_kwargs["position_ids"]
+        unmasked = model_kwargs.get("attention_mask") is None
+        if prepared is not None and unmasked and prepared[CACHE_NAME] is model_kwargs[CACHE_NAME]:
+            tokens = tree.token_ids[None].to(position_ids.device)
+            return {**prepared, "input_ids": tokens, "position_ids": _positions(tree, position_ids, missing)}
+        inputs = self.inputs(tree, model_kwargs, missing)
+        changing = {name for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        known = changing == {"input_ids", "position_ids"} and "attention_mask" not in inputs
+        there = inputs["input_ids"].device == position_ids.device
+        self._prepared = inputs if self._hands_on and known and there else None
+        return inputs
+
     def inputs(self, tree: DraftTree | DeviceTree, model_kwargs: dict[str, Any], missing: int = 0) -> dict[str, Any]:
         """What the target's forward takes for `tree`; arguments as in the call."""
         kwargs = {key: value for key, value in model_kwargs.items() if key not in _DROPPED}
@@ -147,8 +166,7 @@ class TreeVerifier:
             if kwargs.get(key) is not None:
                 kwargs[key] = kwargs[key][..., -1:].repeat_interleave(nodes, dim=-1)
         position_ids = model_kwargs["position_ids"]
-        steps = missing if missing else tree.depths.to(position_ids.device)
-        kwargs["position_ids"] = position_ids[..., -1:] + steps
+        kwargs["position_ids"] = _positions(tree, position_ids, missing)
         mask = model_kwargs.get("attention_mask")
         if mask is not None and nodes > 1:
             mask = torch.cat([mask, mask.new_ones((mask.shape[0], nodes - 1))], dim=-1)
@@ -159,3 +177,8 @@ class TreeVerifier:
         # Some models ask for the last token's logits only.
         inputs.pop("logits_to_keep", None)
         return inputs
+
+
+def _positions(tree: DraftTree | DeviceTree, position_ids: torch.Tensor, missing: int) -> torch.Tensor:
+    """Positions of the nodes, the anchor's being `missing` after the last of `position_ids`."""
+    return position_ids[..., -1:] + (missing if missing else tree.depths.to(position_ids.device))

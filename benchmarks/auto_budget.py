@@ -8,8 +8,9 @@
 Greedy, so all methods emit the same tokens and their times are compared prompt by prompt, each in an order of its own,
 as a method may leave the machine otherwise than it found it. The interval is a bootstrap over prompts, and in each of
 its draws auto is held against the budget that is best in that draw. What auto learns is kept from prompt to prompt, as
-in a program that serves many; `--cold` forgets it before each. The exit code is 0 where both lower bounds are at least
-0.97.
+in a program that serves many; `--cold` forgets it before each. With `--by-token` all methods work on a prompt at the same
+time, a token each in turn and each with models of its own, which a busy machine disturbs least (`by_token.py`; it needs
+`pip install greenlet`). The exit code is 0 where both lower bounds are at least 0.97.
 """
 
 import argparse
@@ -39,9 +40,11 @@ RESAMPLES, CONFIDENCE = 4999, 0.95
 WARM_UP_TOKENS = 24
 
 
-def generate(pair: Pair, drafter: Any, ids: torch.Tensor, method: Any, new: int, **settings: Any) -> tuple[Any, float]:
+def generate(
+    pair: Pair, drafter: Any, ids: torch.Tensor, method: Any, new: int, streamer: Any = None, **settings: Any
+) -> tuple[Any, float]:
     """The output of one timed generate, and its seconds."""
-    arguments: dict[str, Any] = dict(attention_mask=torch.ones_like(ids))
+    arguments: dict[str, Any] = dict(attention_mask=torch.ones_like(ids), streamer=streamer)
     fields = dict(max_new_tokens=new, do_sample=False, return_dict_in_generate=True, **settings)
     if method == PLAIN:
         arguments["generation_config"] = GenerationConfig(**fields)
@@ -71,6 +74,38 @@ def measure(pair: Pair, prompts: list[torch.Tensor], methods: list[Any], options
         )
         shown = " ".join(f"{method} {value:.1f}" for method, value in seconds.items())
         print(f"prompt {number + 1}: {rows[-1]['tokens']} tokens; seconds {shown}", flush=True)
+    return rows
+
+
+def measure_by_token(
+    pair: Pair, prompts: list[torch.Tensor], methods: list[Any], options: argparse.Namespace
+) -> list[Any]:
+    """As [`measure`], with all methods at work on a prompt at the same time."""
+    from by_token import in_turn
+
+    rows: list[Any] = []
+    pairs = {str(method): copy.deepcopy(pair) for method in methods}
+    for number, ids in enumerate(prompts[:1] + prompts * options.repeats):
+        if options.cold:
+            pairs[AUTO].drafter = copy.deepcopy(pair.drafter)
+        new = options.max_new_tokens if number else WARM_UP_TOKENS
+
+        def job(method: Any, ids: torch.Tensor = ids, new: int = new) -> Any:
+            own = pairs[str(method)]
+            return lambda streamer: generate(own, own.drafter, ids, method, new, streamer)[0]
+
+        runners = in_turn({str(method): job(method) for method in methods})
+        if number == 0:
+            continue
+        texts = {name: runner.output.sequences[0].tolist() for name, runner in runners.items()}
+        seconds = {name: runner.seconds for name, runner in runners.items()}
+        same = all(text == texts[PLAIN] for text in texts.values())
+        sizes = runners[AUTO].output.speculation.tree_sizes
+        rows.append(
+            {"tokens": len(texts[PLAIN]) - ids.shape[1], "seconds": seconds, "sizes": sizes, "identical": same}
+        )
+        shown = " ".join(f"{name} {value:.2f}" for name, value in seconds.items())
+        print(f"prompt {number}: {rows[-1]['tokens']} tokens; seconds {shown}", flush=True)
     return rows
 
 
@@ -165,6 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--max-new-tokens", type=int, default=512)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--by-token", action="store_true", help="all methods in turn, a token each")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--label", help="what the report calls the run")
     parser.add_argument("--json", type=Path)
@@ -179,7 +215,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = listed[:: max(1, len(listed) // options.limit)][: options.limit]
     prompts = [encode(pair, prompt.text) for prompt in chosen]
     methods = [PLAIN, *map(int, options.budgets.split(",")), AUTO]
-    rows = (simulate if options.simulate else measure)(pair, prompts, methods, options)
+    way = simulate if options.simulate else measure_by_token if options.by_token else measure
+    rows = way(pair, prompts, methods, options)
     summary = report(rows, methods, options)
     if options.json:
         options.json.write_text(json.dumps(summary, indent=1) + "\n")

@@ -34,6 +34,36 @@ def test_measured(script: Any, tmp_path: Path) -> None:
     assert all(len(row["sizes"]) <= 7 for row in report["rows"])
 
 
+def test_by_token(script: Any, tmp_path: Path) -> None:
+    options = ("--limit", "2", "--max-new-tokens", "12", "--by-token")
+    report = run(script, tmp_path / "report.json", *options)
+    assert report["identical"] == len(report["rows"]) == 2
+    assert all(row["tokens"] == 12 and set(row["seconds"]) == {"plain", "0", "7", "auto"} for row in report["rows"])
+
+
+def test_turns_are_a_token_each_and_time_is_everyones_own(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_token, log, now = script("by_token"), [], [0.0]
+    monkeypatch.setattr(by_token.time, "perf_counter", lambda: now[0])
+    from hf_ddtree.generation import output
+
+    def job(name: str, tokens: int, seconds: float) -> Any:
+        def generate(streamer: Any) -> float:
+            start = output.time.perf_counter()
+            for _ in range(tokens):
+                now[0] += seconds
+                log.append(name)
+                streamer.put(None)
+            return output.time.perf_counter() - start
+
+        return generate
+
+    runners = by_token.in_turn({"short": job("short", 2, 1.0), "long": job("long", 4, 3.0)})
+    assert "".join(name[0] for name in log) == "lsslll"
+    assert {name: runner.seconds for name, runner in runners.items()} == {"short": 2.0, "long": 12.0}
+    assert {name: runner.output for name, runner in runners.items()} == {"short": 2.0, "long": 12.0}
+    assert output.time.perf_counter() == now[0]
+
+
 def test_simulated(script: Any, tmp_path: Path) -> None:
     options = ("--limit", "2", "--max-new-tokens", "300", "--record-tokens", "24", "--simulate", "h200-8b")
     report = run(script, tmp_path / "report.json", *options, "--repeats", "2")

@@ -22,7 +22,7 @@ LITTLE_CREDIT, LITTLE_CREDIT_ROUNDS = 4.0, 16
 PROOF = 2.0
 #: Plain rounds before drafting is tried again: at first, and at most. After each failure there are twice as many, or
 #: four times, and at most more of them, if drafting has never paid.
-FIRST_WAIT, LONGEST_WAIT, NEVER_PAID_WAIT = 32, 512, 1024
+FIRST_WAIT, LONGEST_WAIT, NEVER_PAID_WAIT = 32, 512, 4096
 #: Plain rounds after which a new text is tried at once, with a drafter that has ever paid. What a new text counts for
 #: with one that has not, as a share of its wait.
 NEW_TEXT_WAIT, NEW_TEXT_SHARE = 64, 8

@@ -8,8 +8,8 @@
 Greedy, so all methods emit the same tokens and their times are compared prompt by prompt, each in an order of its own,
 as a method may leave the machine otherwise than it found it. The interval is a bootstrap over prompts, and in each of
 its draws auto is held against the budget that is best in that draw. What auto learns is kept from prompt to prompt, as
-in a program that serves many; `--cold` forgets it before each. With `--by-token` all methods work at a prompt at once, a
-token each in turn and with models of their own, which a busy machine disturbs least (`by_token.py`; it needs `pip
+in a program that serves many; `--cold` forgets it before each. With `--by-token` all methods work at a prompt at once,
+a token each in turn and with models of their own, which a busy machine disturbs least (`by_token.py`; it needs `pip
 install greenlet`). The exit code is 0 where both lower bounds are at least 0.97.
 """
 

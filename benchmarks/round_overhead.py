@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_ddtree import DDTreeConfig, DFlashModel, cache
 from hf_ddtree.cache import layers
 from hf_ddtree.compat import ALL_MASK_ATTENTION_FUNCTIONS
-from hf_ddtree.generation import acceptance, candidate_generator, decoding, verification
+from hf_ddtree.generation import acceptance, arguments, candidate_generator, decoding, verification
 from hf_ddtree.round import TapCollector, TreeRound
 
 FORWARDS = ("target forward", "drafter forward")
@@ -123,10 +123,10 @@ def watched(stages: Stages, target: Any, drafter: Any, timed: int) -> Iterator[N
         (type(drafter), "_mask", "drafter's mask"),
         (context, "begin", "drafter's cache"),
         (context, "commit", "drafter's cache"),
-        (generator, "scorer", "top-k and log-sum-exp"),
+        (generator, "scorer", "ranking"),
         (generator, "build", "build"),
         (verifier, "__call__", "verifier"),
-        (verifier, "inputs", "target's inputs"),
+        (verifier, "_next_inputs", "target's inputs"),
         (TreeRound, "packed_mask", "tree mask"),
         (layers._TreeLayer, "_reserve", "cache growth"),
         (acceptance.GreedyWalk, "__call__", "walk"),
@@ -134,7 +134,8 @@ def watched(stages: Stages, target: Any, drafter: Any, timed: int) -> Iterator[N
         (cache, "prune", "commit"),
         (TapCollector, "taps", "taps"),
         (context, "unread", "taps"),
-        (decoding, "extend_model_kwargs", "kwargs"),
+        (arguments.SequenceArguments, "extend", "kwargs"),
+        (arguments.SequenceArguments, "read", "kwargs"),
     ]
     with ExitStack() as stack:
         for owner, name, stage in places:

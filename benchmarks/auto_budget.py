@@ -61,20 +61,26 @@ def measure(pair: Pair, prompts: list[torch.Tensor], methods: list[Any], options
     for method in methods:
         generate(pair, copy.deepcopy(pair.drafter), prompts[0], method, WARM_UP_TOKENS)
     for number, ids in enumerate(prompts * options.repeats):
-        seconds, texts, sizes = {}, {}, []
+        seconds, outputs = {}, {}
         for method in random.Random(number).sample(methods, len(methods)):
             drafter = copy.deepcopy(pair.drafter) if options.cold and method == AUTO else pair.drafter
-            output, seconds[str(method)] = generate(pair, drafter, ids, method, options.max_new_tokens)
-            texts[method] = output.sequences[0].tolist()
-            if method == AUTO:
-                sizes = output.speculation.tree_sizes
-        same = all(text == texts[PLAIN] for text in texts.values())
-        rows.append(
-            {"tokens": len(texts[PLAIN]) - ids.shape[1], "seconds": seconds, "sizes": sizes, "identical": same}
-        )
+            name = str(method)
+            outputs[name], seconds[name] = generate(pair, drafter, ids, method, options.max_new_tokens)
+        rows.append(prompt_row(ids, outputs, seconds))
         shown = " ".join(f"{method} {value:.1f}" for method, value in seconds.items())
         print(f"prompt {number + 1}: {rows[-1]['tokens']} tokens; seconds {shown}", flush=True)
     return rows
+
+
+def prompt_row(ids: torch.Tensor, outputs: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    """What all methods made of the prompt `ids`."""
+    texts = {name: output.sequences[0].tolist() for name, output in outputs.items()}
+    return {
+        "tokens": len(texts[PLAIN]) - ids.shape[1],
+        "seconds": seconds,
+        "sizes": outputs[AUTO].speculation.tree_sizes,
+        "identical": all(text == texts[PLAIN] for text in texts.values()),
+    }
 
 
 def measure_by_token(
@@ -97,13 +103,8 @@ def measure_by_token(
         runners = in_turn({str(method): job(method) for method in methods})
         if number == 0:
             continue
-        texts = {name: runner.output.sequences[0].tolist() for name, runner in runners.items()}
         seconds = {name: runner.seconds for name, runner in runners.items()}
-        same = all(text == texts[PLAIN] for text in texts.values())
-        sizes = runners[AUTO].output.speculation.tree_sizes
-        rows.append(
-            {"tokens": len(texts[PLAIN]) - ids.shape[1], "seconds": seconds, "sizes": sizes, "identical": same}
-        )
+        rows.append(prompt_row(ids, {name: runner.output for name, runner in runners.items()}, seconds))
         shown = " ".join(f"{name} {value:.2f}" for name, value in seconds.items())
         print(f"prompt {number}: {rows[-1]['tokens']} tokens; seconds {shown}", flush=True)
     return rows
